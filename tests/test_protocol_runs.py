@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -20,40 +19,34 @@ QUICK = {"epochs": 1, "effective_batch_size": 8, "memory_preflight": False}
 CONTROLS = {"constant", "metadata_only", "length_only", "group_lookup_by_group", "shuffled_labels"}
 
 
-def write_corpus(folder: Path, source: Path, rows: list[dict[str, str]]) -> Path:
-    folder.mkdir()
-    for row in rows:
-        (folder / row["path"]).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source / row["path"], folder / row["path"])
-    with (folder / "manifest.csv").open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(rows)
+def write_corpus(folder: Path, source: Path, rows: pl.DataFrame) -> Path:
+    shutil.copytree(source, folder)
+    rows.write_csv(folder / "manifest.csv")
     return folder / "manifest.csv"
 
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """``own``, all twelve events, of two generators and with a split that one real group is on both sides of, and a
-    second corpus of four of the same events: near-duplicates across corpora.
+    """Return two corpora with near-duplicates across them.
+
+    The first has all twelve events, two generators and a split that one real group is on both sides of. The second
+    has four of these events.
     """
     folder = tmp_path_factory.mktemp("corpora")
     source = small_corpus("video", folder / "drawn").parent
-    with (source / "manifest.csv").open(newline="") as stream:
-        listed = list(csv.DictReader(stream))
-    groups = {label: sorted({row["group"] for row in listed if row["label"] == label}) for label in ("real", "fake")}
-    rows = []
-    for row in listed:
-        place = groups[row["label"]].index(row["group"])
-        made = ("mora", "sora")[place % 2] if row["label"] == "fake" else ""
-        rows.append({**{name: row[name] for name in ("path", "label", "group")}, "generator": made,
-                     "split": "test" if place >= 4 else "train"})  # fmt: skip
-    leaking = next(g for g in groups["real"] if sum(row["group"] == g for row in rows) > 1)
-    next(row for row in rows if row["group"] == leaking)["split"] = "test"
-    next(row for row in rows[::-1] if row["group"] == leaking)["split"] = "train"
-    chosen = {*groups["real"][:2], *groups["fake"][:2]}
-    other = [{**row, "split": ""} for row in rows if row["group"] in chosen]
-    return write_corpus(folder / "own", source, rows), write_corpus(folder / "other", source, other)
+    place = pl.col("group").rank("dense").over("label") - 1
+    generator = pl.when(place % 2 == 0).then(pl.lit("mora")).otherwise(pl.lit("sora"))
+    rows = pl.read_csv(source / "manifest.csv", infer_schema=False).select(
+        "path", "label", "group",
+        generator=pl.when(pl.col("label") == "fake").then(generator).otherwise(pl.lit("")),
+        split=pl.when(place >= 4).then(pl.lit("test")).otherwise(pl.lit("train")),
+    )  # fmt: skip
+    several = pl.col("group").is_duplicated() & (pl.col("label") == "real")
+    leaking = pl.col("group") == rows.filter(several)["group"].min()
+    leaked = pl.when(pl.col("path") == rows.filter(leaking)["path"][0]).then(pl.lit("test")).otherwise(pl.lit("train"))
+    own = rows.with_columns(split=pl.when(leaking).then(leaked).otherwise("split"))
+    other = rows.filter(place < 2).with_columns(split=pl.lit(""))
+    return write_corpus(folder / "own", source, own), write_corpus(folder / "other", source, other)
 
 
 @pytest.fixture(scope="module")

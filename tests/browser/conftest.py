@@ -1,8 +1,7 @@
 """One Chromium for each module of these tests, one JupyterLab and one set of runs for all.
 
-Playwright's own event loop runs in the thread of the tests for as long as it is open, and whoever wants one there
-meanwhile (a notebook client) is refused. So it is open for a module, not for the session, and what these tests need
-of notebooks happens in other processes.
+Playwright's event loop runs in the thread of the tests as long as it is open, and a notebook client there is refused.
+So it is open for a module, not for the session, and notebooks run in other processes.
 """
 
 from __future__ import annotations
@@ -10,71 +9,59 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
-from tests.browser.chromium import CHROMIUM, WINDOW, Watched, open_chromium, open_page
+from tests.browser.chromium import CHROMIUM, WINDOW, Watched, open_chromium
 from tests.browser.lab import Lab, LabNotebook, start_lab
-from tests.browser.runs import Runs, make_runs
+from tests.browser.runs import Runs, environment_of, make_runs
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-
-OpenFile = Callable[..., Watched]
-OpenNotebook = Callable[[str], LabNotebook]
+OpenPage = Callable[..., Watched]
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Never changed by a test."""
+    """Return runs that no test changes."""
     _skip_without_browser()
     return make_runs(tmp_path_factory.mktemp("browser"))
 
 
 @pytest.fixture(scope="session")
 def lab(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with start_lab(tmp_path_factory.mktemp("lab"), runs.environment()) as started:
+    with start_lab(tmp_path_factory.mktemp("lab"), environment_of(runs.folder.parent)) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
+def chromium() -> Iterator[Any]:
     _skip_without_browser()
     with open_chromium() as browser:
         yield browser
 
 
 @pytest.fixture
-def opened(chromium: Browser) -> Iterator[list[Watched]]:
-    """The pages of a test, which are closed at its end."""
-    yield []
+def open_page(chromium: Any) -> Iterator[OpenPage]:
+    """Return ``open_page(address, home=, window=)``; each page has a profile of its own and is closed at the end."""
+
+    def open_(address: str | Path, home: str = "file:", window: tuple[int, int] = WINDOW) -> Watched:
+        context = chromium.new_context(viewport={"width": window[0], "height": window[1]})
+        watched = Watched(context.new_page(), home)
+        watched.page.goto(address.as_uri() if isinstance(address, Path) else address)
+        return watched
+
+    yield open_
     for context in chromium.contexts:
         context.close()
 
 
 @pytest.fixture
-def open_file(chromium: Browser, opened: list[Watched]) -> OpenFile:
-    """``open_file(path)`` opens a page from the disk, as from a file manager."""
-
-    def open_(path: Path, window: tuple[int, int] = WINDOW, media: str = "screen") -> Watched:
-        watched = open_page(chromium, window=window)
-        opened.append(watched)
-        watched.page.emulate_media(media=media)
-        watched.page.goto(path.as_uri())
-        return watched
-
-    return open_
-
-
-@pytest.fixture
-def open_in_lab(chromium: Browser, lab: Lab, opened: list[Watched]) -> OpenNotebook:
-    """``open_in_lab("06_analysis_dashboard.ipynb")`` opens a notebook of the copied folder in JupyterLab."""
+def open_in_lab(open_page: OpenPage, lab: Lab) -> Callable[[str], LabNotebook]:
+    """Return ``open_in_lab("06_analysis_dashboard.ipynb")``: a notebook of the copied folder in JupyterLab."""
 
     def open_(name: str) -> LabNotebook:
-        watched = open_page(chromium, home=lab.address, window=(1400, 1000))
-        opened.append(watched)
-        return LabNotebook(watched, lab, name)
+        watched = open_page(lab.address_of(name), home=lab.address, window=(1400, 1000))
+        return LabNotebook(watched.page, watched, lab.notebooks / name)
 
     return open_
 

@@ -14,20 +14,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 from urllib.error import URLError
 from urllib.parse import quote
 from urllib.request import urlopen
 
 import nbformat
+import pytest
 
 from tests.browser.chromium import PATIENCE_MS, Watched
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Locator
-
 ROOT = Path(__file__).parents[2]
-# Loaded by the server and by every kernel it starts: whom they try to reach beyond this machine goes into a file.
+# The server and every kernel it starts load this; it notes every host beyond this machine that they try to reach.
 _LISTENER = """
 import os, sys
 
@@ -49,7 +47,7 @@ sys.addaudithook(_note)
 """
 _KERNEL = """() => [...document.querySelectorAll("#jp-main-statusbar span")]
   .some(item => /^(?!No Kernel).+ \\| Idle$/.test(item.textContent))"""
-# A cell that waits or runs shows [*]; one that is out of sight may show no number.
+# A cell that waits or runs shows [*]; one out of sight may show no number.
 _ALL_RAN = """() => {
   const prompts = [...document.querySelectorAll(".jp-CodeCell .jp-InputArea-prompt")].map(one => one.textContent);
   const failed = document.querySelector(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']");
@@ -65,10 +63,10 @@ class Lab:
     """A running JupyterLab.
 
     Attributes:
-        address: without the token.
-        token: what lets a browser in.
-        notebooks: the folder it shows: a copy, so that no committed notebook is ever changed.
-        outside: a file with a line for each attempt of the server or a kernel to reach beyond this machine.
+        address: Its address, without the token.
+        token: Lets a browser in.
+        notebooks: The folder it shows, a copy of the committed notebooks.
+        outside: A file with a line for each attempt of the server or a kernel to reach beyond this machine.
     """
 
     address: str
@@ -76,114 +74,111 @@ class Lab:
     notebooks: Path
     outside: Path
 
+    def address_of(self, name: str) -> str:
+        """Return the address of a notebook, with the token."""
+        return f"{self.address}/lab/workspaces/{Path(name).stem}/tree/{quote(name)}?token={self.token}"
+
     def reached_outside(self) -> list[str]:
-        """Whom the server and its kernels tried to reach beyond this machine."""
+        """Return the hosts beyond this machine that the server and its kernels tried to reach."""
         return self.outside.read_text().splitlines() if self.outside.exists() else []
 
 
 @contextmanager
 def start_lab(folder: Path, environment: Mapping[str, str]) -> Iterator[Lab]:
-    """JupyterLab on a copy of the notebooks in ``folder``, with nothing of the user's own settings."""
+    """Start JupyterLab on a copy of the notebooks in ``folder``, with nothing of the user's own settings."""
     shutil.copytree(ROOT / "notebooks", folder / "notebooks")
-    lab = Lab(f"http://127.0.0.1:{_free_port()}", secrets.token_hex(16), folder / "notebooks", folder / "outside.txt")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    lab = Lab(f"http://127.0.0.1:{port}", secrets.token_hex(16), folder / "notebooks", folder / "outside.txt")
     listener = folder / "listener" / "sitecustomize.py"
     listener.parent.mkdir()
     listener.write_text(_LISTENER.format(path=str(lab.outside)))
     own = {f"JUPYTER_{kind}_DIR": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
     own |= {"IPYTHONDIR": str(folder / "ipython"), "HOME": str(folder), "PYTHONPATH": f"{listener.parent}:{ROOT}"}
-    log = folder / "lab.log"
-    with log.open("wb") as stream:
+    options = ["--no-browser", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
+    options += [f"--IdentityProvider.token={lab.token}", *(["--allow-root"] * (os.geteuid() == 0))]
+    with (folder / "lab.log").open("wb") as log:
         process = subprocess.Popen(
-            _command(lab), cwd=folder, env={**os.environ, **environment, **own}, stdout=stream, stderr=stream
+            [*_command(), *options], cwd=folder, env={**os.environ, **environment, **own}, stdout=log, stderr=log
         )
     try:
-        _wait_until_it_answers(lab, process, log)
+        end = time.monotonic() + PATIENCE_MS / 1000
+        while not _answers(lab):
+            if process.poll() is not None or time.monotonic() > end:
+                pytest.fail(f"JupyterLab does not answer:\n{(folder / 'lab.log').read_text()}")
+            time.sleep(0.1)
         yield lab
     finally:
         process.terminate()  # which ends its kernels too
         process.wait(60)
 
 
-def _command(lab: Lab) -> list[str]:
-    """What ``make lab`` does, with this environment's own programs, and without a window."""
+def _command() -> list[str]:
+    """Return the command of ``make lab`` with the programs of this environment."""
     shown = subprocess.run(
         ["make", "--dry-run", "--no-print-directory", f"VENV={sys.prefix}", "lab"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    begin = shown.find(f"{sys.prefix}/bin/jupyter lab ")
-    assert begin >= 0, f"make lab starts no jupyter lab:\n{shown}"
-    command = shlex.split(shown[begin:].replace("\\\n", " "))
-    port = lab.address.rpartition(":")[2]
-    options = ["--no-browser", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
-    return [*command, *options, f"--IdentityProvider.token={lab.token}", *(["--allow-root"] * (os.geteuid() == 0))]
+    _, found, options = shown.replace("\\\n", " ").partition(f"{sys.prefix}/bin/jupyter lab ")
+    assert found, f"make lab starts no jupyter lab:\n{shown}"
+    return shlex.split(found + options)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _answers(lab: Lab) -> bool:
+    try:
+        with urlopen(f"{lab.address}/api?token={lab.token}"):
+            return True
+    except URLError:
+        return False
 
 
-def _wait_until_it_answers(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + PATIENCE_MS / 1000
-    while process.poll() is None and time.monotonic() < end:
-        try:
-            with urlopen(f"{lab.address}/api?token={lab.token}"):
-                return
-        except URLError:
-            time.sleep(0.1)
-    raise AssertionError(f"JupyterLab does not answer:\n{log.read_text()}")
-
-
+@dataclass(frozen=True)
 class LabNotebook:
-    """A notebook open in JupyterLab: a page, and what a person does with it."""
+    """A notebook open in JupyterLab, and what a person does with it."""
 
-    def __init__(self, watched: Watched, lab: Lab, name: str) -> None:
-        self.watched, self.page = watched, watched.page
-        self._lab, self._file = lab, lab.notebooks / name
-        self.page.goto(f"{lab.address}/lab/workspaces/{self._file.stem}/tree/{quote(name)}?token={lab.token}")
-        self.wait_until_idle()
+    page: Any
+    watched: Watched
+    file: Path
 
     def run_all(self) -> None:
-        """Run > Run All Cells, and wait for the last one."""
+        """Choose Run > Run All Cells and wait for the last one."""
+        self.wait_until_idle()
         self.page.get_by_role("menuitem", name="Run", exact=True).click()
         self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
         self.page.wait_for_function(_ALL_RAN, polling=200)
         self.wait_until_idle()
 
     def wait_until_idle(self) -> None:
-        """Until the kernel is there and has nothing to do; before it is there, JupyterLab calls it idle too."""
+        """Wait until the kernel is there and has nothing to do; JupyterLab calls a missing kernel idle too."""
         self.page.wait_for_function(_KERNEL, polling=200)
 
     def saved(self) -> nbformat.NotebookNode:
-        """The notebook as JupyterLab writes it to the disk, with its outputs."""
+        """Save and return the notebook, with its outputs."""
         self.page.keyboard.press("Control+S")
         self.page.wait_for_function("() => !document.querySelector('.lm-TabBar-tab.lm-mod-current.jp-mod-dirty')")
-        return nbformat.read(self._file, as_version=4)
+        return nbformat.read(self.file, as_version=4)
 
     def fingerprints(self) -> list[str]:
-        """Of each figure, the shapes of all its marks: equal exactly when it shows the same."""
-        found: list[str] = self.page.evaluate(_FINGERPRINTS)
-        return found
+        """Return the shapes of all marks of each figure: equal exactly when it shows the same."""
+        return self.page.evaluate(_FINGERPRINTS)
 
     def wait_for_change(self, before: list[str]) -> list[str]:
-        """The new fingerprints, as soon as one differs and the kernel has come to rest."""
+        """Return the new fingerprints as soon as one differs and the kernel has come to rest."""
         self.page.wait_for_function(f"before => ({_FINGERPRINTS})().join() !== before.join()", arg=before, polling=200)
         self.wait_until_idle()
         return self.fingerprints()
 
-    def control(self, description: str) -> Locator:
-        """The widget with this label."""
+    def control(self, description: str) -> Any:
+        """Return the widget with this label."""
         label = self.page.locator("label.widget-label", has_text=description)
         return self.page.locator(".jupyter-widgets.widget-inline-hbox", has=label).first
 
     def drag_slider(self, description: str, share: float) -> None:
-        """Take the slider's handle by the mouse and move it to ``share`` of the way."""
+        """Move the slider's handle with the mouse to ``share`` of the way."""
         slider = self.control(description)
         slider.scroll_into_view_if_needed()
         handle, track = slider.locator(".noUi-handle").bounding_box(), slider.locator(".noUi-base").bounding_box()
-        assert handle
-        assert track
         height = handle["y"] + handle["height"] / 2
         self.page.mouse.move(handle["x"] + handle["width"] / 2, height)
         self.page.mouse.down()

@@ -1,11 +1,8 @@
-"""What is asked of an offline page: its figures drawn, its links followed, its body no wider than the window."""
+"""Checks of an offline page: its figures are drawn, and its body is no wider than the window."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
+from typing import Any
 
 # A figure is drawn when it comes near the window, and only in an open section.
 _OPEN_SECTIONS = 'document.querySelectorAll("details.section").forEach(section => { section.open = true; })'
@@ -55,48 +52,33 @@ _OVERFLOW = """() => {
 }"""
 
 
-def draw_all(page: Page) -> None:
-    """Open every section and look at every figure, as one who scrolls through the page does."""
+def draw_all(page: Any) -> None:
+    """Open every section and look at every figure, as a reader who scrolls through the page."""
     page.evaluate(_OPEN_SECTIONS)
-    draw_open(page)
-
-
-def draw_open(page: Page) -> None:
-    """Look at every figure that is in no closed section."""
     page.wait_for_function(_DRAW_NEXT)
     settle(page)
     page.evaluate("scrollTo(0, 0)")
 
 
-def settle(page: Page) -> None:
-    """Until every figure is as wide as its place: a figure follows its window a frame later."""
+def settle(page: Any) -> None:
+    """Wait until every figure is as wide as its place: a figure follows its window a frame later."""
     page.wait_for_function(_AS_WIDE_AS_THEIR_PLACE)
 
 
-def figures(page: Page) -> list[dict[str, Any]]:
-    """What is seen of each figure: marks that carry data, widths in CSS pixels, texts that are cut at its edge."""
-    found: list[dict[str, Any]] = page.evaluate(_FIGURES)
-    return found
+def figures(page: Any) -> list[dict[str, Any]]:
+    """Return the marks that carry data, the widths in CSS pixels and the texts cut at the edge, by figure."""
+    return page.evaluate(_FIGURES)
 
 
-def too_wide(page: Page) -> list[str]:
-    """What makes the page's body scroll sideways; empty where it does not."""
-    found: list[str] = page.evaluate(_OVERFLOW)
-    return found
+def flaws(page: Any, *, on_paper: bool = False) -> list[str]:
+    """Return what is wrong with a page in its window: too wide, figures empty or past their place, texts cut.
 
-
-def cut_tables(page: Page) -> list[str]:
-    """How each table begins that is wider than its place: on paper nobody scrolls."""
-    found: list[str] = page.evaluate(_CUT_TABLES)
-    return found
-
-
-def flaws(page: Page) -> list[str]:
-    """What is wrong with a page in its window as it is now: too wide, or a figure empty or drawn past its place."""
-    found = too_wide(page)
+    On paper, where nobody scrolls, tables wider than their place are flaws too.
+    """
+    found = page.evaluate(_OVERFLOW) + (page.evaluate(_CUT_TABLES) if on_paper else [])
     for figure in figures(page):
         if not (figure["marks"] or figure["says_why"]):
             found.append(f"nothing is drawn: {figure}")
-        if figure["drawn_beyond"] > 0.5 or figure["room_beyond"] > 0.5:
+        if figure["drawn_beyond"] > 0.5 or figure["room_beyond"] > 0.5 or figure["cut_texts"]:
             found.append(f"drawn past its place: {figure}")
     return found

@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import polars as pl
 
@@ -36,36 +36,29 @@ RUN = "run_20250304_101500_<svg onload=alert(4)>'\"; --"
 FOREIGN = os.fsdecode(b"'caf\xe9 \xff' <b>")  # no UTF-8; sorts before the other, whose run of the same id is the newest
 
 
-@dataclass(frozen=True)
-class Runs:
+class Runs(NamedTuple):
     """A runs folder.
 
     Attributes:
-        folder: of all runs.
-        shown: the run that the runner made pages of, newest of its experiment.
-        beside: another run of the experiment, which has no record.
-        copied: a copy of ``shown`` in the experiment that no UTF-8 names.
+        folder: The folder of all runs.
+        shown: The run that the runner made pages of, newest of its experiment; another one has no record.
+        copied: A copy of ``shown`` in an experiment whose name is no UTF-8.
     """
 
     folder: Path
     shown: RunPaths
-    beside: RunPaths
     copied: RunPaths
-
-    def environment(self) -> dict[str, str]:
-        """What makes FVC find these runs."""
-        return environment_of(self.folder.parent)
 
 
 def environment_of(folder: Path) -> dict[str, str]:
-    """All folders of FVC's own in ``folder``; a kernel uses the code of this checkout."""
+    """Return variables that keep FVC's folders in ``folder`` and give kernels the code of this checkout."""
     places = {f"FVC_{name.upper()}_DIR": str(folder / name) for name in ("runs", "cache", "data")}
     return {**os.environ, **places, "PYTHONPATH": str(ROOT), "USE_MLOPS_PIPELINE": "false", "OMP_NUM_THREADS": "1"}
 
 
 def make_runs(folder: Path) -> Runs:
-    """Two runs written through the services; the results of one of them, its record and pages, by the real runner."""
-    beside = write_run(folder / "runs", EXPERIMENT, "run_20250301_080000_plain", seed=1, skill=0.4)
+    """Write two runs through the services; the real runner makes the results, record and pages of one."""
+    write_run(folder / "runs", EXPERIMENT, "run_20250301_080000_plain", seed=1, skill=0.4)
     shown = write_run(folder / "runs", EXPERIMENT, RUN)
     _give_record(shown, folder)
     _give_hostile_tables(shown)
@@ -79,11 +72,11 @@ def make_runs(folder: Path) -> Runs:
     shutil.copytree(shown.root, copied.root)
     write_run_report(copied)
     write_runs_index(folder / "runs")
-    return Runs(folder / "runs", shown, beside, copied)
+    return Runs(folder / "runs", shown, copied)
 
 
 def _give_record(run: RunPaths, folder: Path) -> None:
-    """The record and parameters of a run that was begun with such names on the command line."""
+    """Write the record and parameters of a run that was begun with such names on the command line."""
     config = RunConfig(
         experiment=run.experiment, runs_dir=str(folder / "begun"), corpus=f"/videos/{SCRIPT}/{IMAGE}/{BRACKETS}",
         bootstrap_replicates=200,
@@ -95,7 +88,7 @@ def _give_record(run: RunPaths, folder: Path) -> None:
 
 
 def _give_hostile_tables(run: RunPaths) -> None:
-    """Paths, platforms, codecs and manipulations that are code, in turn, and so what joined groups."""
+    """Write paths, platforms, codecs, manipulations and group links that are code, in turn."""
     index = read_table(run.index, tables.INDEX)
     names = pl.Series("names", HOSTILE)
 
@@ -115,7 +108,7 @@ def _give_hostile_tables(run: RunPaths) -> None:
 
 
 def _give_selections(run: RunPaths) -> None:
-    """The record of what each fold's training chose, as the audit wants one."""
+    """Record the choices of each fold's training, which the audit wants."""
     for fold in range(5):
         judged = read_table(run.predictions(fold), tables.PREDICTIONS)
         fake = int((judged["label"] == "fake").sum())

@@ -11,18 +11,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from fvc_lib.services.records.digests import write_document
-from tests.browser.chromium import SENTINEL, Watched, open_page
+from tests.browser.chromium import SENTINEL, Watched
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
@@ -42,7 +38,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(home: Path) -> Iterator[str]:
-    """Of the page as the command prints it."""
+    """Return the page's address as the command prints it."""
     command = [sys.executable, str(ROOT / "run_notebooks.py"), "verdict-page", "latest", "--port", "0"]
     command += ["--limit-mb", "1", "--map-minutes", "0"]
     environment = {**os.environ, "FVC_RUNS_DIR": str(home / "runs"), "HOME": str(home), "JUPYTER_CONFIG_DIR": str(home)}
@@ -62,27 +58,21 @@ def address(home: Path) -> Iterator[str]:
     assert not list((home / "cache" / "scoring").glob("*")), "nothing that was dropped stays"
 
 
-def visit(chromium: Browser, address: str, opened: list[Watched], window: tuple[int, int] = (1240, 900)) -> Watched:
-    watched = open_page(chromium, home=address.partition("?")[0], window=window)
-    opened.append(watched)
-    watched.page.goto(address)
-    watched.page.wait_for_selector(".drop")
-    return watched
-
-
 def drop(watched: Watched, *files: Path) -> None:
+    watched.page.wait_for_selector(".drop")
     watched.page.set_input_files(".drop input", [str(file) for file in files])
 
 
 def answer(watched: Watched, name: str) -> str:
-    """What the card of a file says once it is through."""
+    """Return the text of a file's card once it is judged."""
     card = watched.page.locator("article", has=watched.page.get_by_role("heading", name=name, exact=True))
     card.locator(".badge", has_text=re.compile("^(fake|real|undecided|no prediction|not judged)$")).wait_for()
     return card.inner_text()
 
 
-def test_two_visitors_drop_videos_read_their_pages_and_ask_nothing_of_the_network(chromium, address, home, opened):
-    one, other = (visit(chromium, address, opened, window) for window in ((1240, 900), (390, 800)))
+def test_two_visitors_drop_videos_read_their_pages_and_ask_nothing_of_the_network(open_page, address, home):
+    own = address.partition("?")[0]
+    one, other = (open_page(address, own, window) for window in ((1240, 900), (390, 800)))
     drop(one, home / "inbox" / HOSTILE, home / "inbox" / "broken.mp4")
     drop(other, home / "inbox" / "holiday.mp4")
     assert "score" in answer(other, "holiday.mp4")
@@ -109,10 +99,10 @@ def test_two_visitors_drop_videos_read_their_pages_and_ask_nothing_of_the_networ
         assert watched.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-def test_a_file_beyond_the_limit_is_refused_and_nobody_enters_without_the_token(chromium, address, home, opened):
+def test_a_file_beyond_the_limit_is_refused_and_nobody_enters_without_the_token(chromium, open_page, address, home):
     large = home / "inbox" / "large.mp4"
     large.write_bytes(b"\0" * 1_000_001)
-    watched = visit(chromium, address, opened)
+    watched = open_page(address, address.partition("?")[0])
     drop(watched, large)
     assert "more than this page takes" in answer(watched, "large.mp4")
     stranger = chromium.new_context()

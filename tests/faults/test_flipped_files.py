@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import run_notebooks
 from fvc_lib.analysis.read.queries import default_selection
 from fvc_lib.corpus.probing import VIDEO_FILES, probe_files
-from fvc_lib.execution.plan import Fingerprint, reason_to_run, record_finished
+from fvc_lib.execution.plan import Fingerprint, record_finished
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.stages import tasks_in_order
 from fvc_lib.services.checkpoint_files import BEST
@@ -30,7 +30,6 @@ from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.tasks.video.predicting import Finding
 from fvc_lib.video.clips.shards import ClipShards, write_shards
 from fvc_lib.video.clips.store import ClipStore, write_with_digest
-from fvc_lib.video.features.measuring import features_folder, measure_features, values_path
 from tests.kits.scored_run import trained_run
 
 NOTHING = Fingerprint({}, {}, "", {}, "")
@@ -122,15 +121,6 @@ def test_each_command_refuses_a_file_with_a_flipped_bit_by_name(run, home, tmp_p
 
 
 @pytest.mark.fault(40)
-def test_a_resumption_repeats_the_fold_whose_files_are_damaged(run):
-    task = next(task for task in tasks_in_order(run_config(run.params_yaml)) if task.key == "04_fold_training_fold_0")
-    for path in (run.fold_checkpoints(0) / "outcome.json", run.validation_predictions(0)):
-        assert reason_to_run(task, NOTHING, run) is None
-        with flipped(path, random.Random(path.name)):
-            assert path.name in reason_to_run(task, NOTHING, run)
-
-
-@pytest.mark.fault(40)
 def test_a_flipped_bit_of_a_cached_file_is_refused_by_name_at_its_first_reading(run, tmp_path):
     config, chance = run_config(run.params_yaml), random.Random("cached")
     store = ClipStore.of(config)
@@ -156,21 +146,13 @@ def test_a_flipped_bit_of_a_cached_file_is_refused_by_name_at_its_first_reading(
                 read()
 
 
-@pytest.mark.slow
 @pytest.mark.fault(40)
-def test_measured_features_and_facts_with_a_flipped_bit_are_made_again_and_equal(run, home, tmp_path):
-    chance, table, cache = random.Random("measured"), tmp_path / "features.parquet", tmp_path / "cache"
-    index, corpus = read_table(run.index, INDEX), home / "corpus"
-    paths = index["path"].to_list()
-    measure_features(index, corpus, "timing", cache, table, workers=1)
-    whole = table.read_bytes()
-    known, _ = probe_files(VIDEO_FILES, corpus, paths, cache, workers=1)
-    (facts,) = cache.glob("probes_*.jsonl")
-    with flipped(values_path(features_folder(cache), index["content_sha256"][0]), chance):
-        measure_features(index, corpus, "timing", cache, table, workers=1)
-        assert table.read_bytes() == whole
-    with flipped(facts, chance):
-        again, num_known = probe_files(VIDEO_FILES, corpus, paths, cache, workers=1)
+def test_facts_of_videos_with_a_flipped_bit_are_probed_again_and_equal(run, home, tmp_path):
+    paths = read_table(run.index, INDEX)["path"].to_list()
+    known, _ = probe_files(VIDEO_FILES, home / "corpus", paths, tmp_path, workers=1)
+    (facts,) = tmp_path.glob("probes_*.jsonl")
+    with flipped(facts, random.Random("measured")):
+        again, num_known = probe_files(VIDEO_FILES, home / "corpus", paths, tmp_path, workers=1)
         assert again == known
         assert num_known >= len(paths) - 2  # a flipped line feed joins two lines
 
