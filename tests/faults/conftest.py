@@ -21,6 +21,7 @@ from fvc_lib.tasks.shared_training import TrainingOutcome
 from fvc_lib.tasks.video.training import TrainingSummary, train_fold
 from tests.faults.small_runs import Place, Whole, metrics_of, small_corpus
 from tests.kits.training import TinyTraining, tiny_training_in
+from tests.tasks.conftest import scored_run  # noqa: F401 - a fixture
 
 STAGE = "04_fold_training"
 

@@ -30,7 +30,7 @@ from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.tasks.video.predicting import Finding
 from fvc_lib.video.clips.shards import ClipShards, write_shards
 from fvc_lib.video.clips.store import ClipStore, write_with_digest
-from tests.kits.scored_run import trained_run
+from tests.kits.scored_run import copied_run
 
 NOTHING = Fingerprint({}, {}, "", {}, "")
 # Files of a finished run that its records check.
@@ -74,9 +74,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(home: Path) -> RunPaths:
+def run(home: Path, scored_run: RunPaths) -> RunPaths:
     """Return a run of two trained folds with the records that the runner leaves."""
-    made = trained_run(home)
+    made = copied_run(scored_run, home)
     begun = begin_run(
         run_config(made.params_yaml).model_copy(update={"runs_dir": str(home / "begun")}), command="first"
     )

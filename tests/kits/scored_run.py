@@ -1,5 +1,6 @@
 """A run of two folds on twelve small videos, trained for an epoch, whose networks can be asked."""
 
+import shutil
 from pathlib import Path
 
 import av
@@ -80,4 +81,13 @@ def trained_run(
     for fold in range(2):
         with MetricLog(made.metrics("04_fold_training", fold), run_id="run", fold=fold, attempt=1) as log:
             train_fold(made, config, fold, metric_log=log)
+    return made
+
+
+def copied_run(run: RunPaths, home: Path) -> RunPaths:
+    """Copy a run with its corpus and cache into ``home`` and return it."""
+    place = run.root.parents[2]
+    shutil.copytree(place, home, dirs_exist_ok=True)
+    made = RunPaths(home / run.root.relative_to(place))
+    made.params_yaml.write_text(made.params_yaml.read_text().replace(str(place), str(home)))
     return made

@@ -25,7 +25,7 @@ from fvc_lib.services.tables import INDEX, KNOWN_VIDEOS, PREDICTIONS, read_table
 from fvc_lib.tasks.bundle import write_bundle
 from fvc_lib.tasks.predicting import Standing, predictor_of
 from tests.kits.bundle_kit import Bomb, edited, sealed
-from tests.kits.scored_run import trained_run, write_video
+from tests.kits.scored_run import copied_run, trained_run, write_video
 from tests.kits.training import draw_clip
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -54,9 +54,8 @@ def home(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(home) -> RunPaths:
-    made = trained_run(home)
-    write_document(made.run_json, {})
+def run(home, scored_run) -> RunPaths:
+    made = copied_run(scored_run, home)
     write_bundle(predictor_of(made, STANDING), home / "bundle", "---\n---\n")
     return made
 

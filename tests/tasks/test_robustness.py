@@ -18,12 +18,12 @@ from fvc_lib.tasks.video.predicting import networks_of_run, stored_predictions
 from fvc_lib.tasks.video.robustness import level_facts, levels_named, score_levels
 from fvc_lib.tasks.video.verdicts.scoring import score_files
 from tests.faults.forked import run as run_child
-from tests.kits.scored_run import NUM_VIDEOS, trained_run
+from tests.kits.scored_run import NUM_VIDEOS, copied_run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> RunPaths:
-    return trained_run(tmp_path_factory.mktemp("robust"))
+def run(scored_run, tmp_path_factory) -> RunPaths:
+    return copied_run(scored_run, tmp_path_factory.mktemp("robust"))
 
 
 def _lines(run, level):
