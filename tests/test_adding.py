@@ -47,8 +47,7 @@ print(listing.kind, [entry.path for entry in listing.entries], sorted(listing.re
     "Adding a feature family": ("video/features/skewness.py", """
 import numpy as np
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.video.features.family import Run, Stream, families_named
-from fvc_lib.video.features.family import Sample
+from fvc_lib.video.features.family import Run, Sample, Stream, families_named
 from fvc_lib.video.features.worker import code_of, measured
 config = resolve_config({"feature_families": "skewness"}, environ={})
 (family,) = families_named(config.feature_families)
