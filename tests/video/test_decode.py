@@ -1,12 +1,24 @@
-import itertools
-from fractions import Fraction
+"""Decoded frames, of ordinary, odd, damaged and real files: each is the one its index says, or there is an error."""
 
+import csv
+import itertools
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import av
 import numpy as np
 import pytest
+from av.stream import Disposition
 from hypothesis import given, strategies as st
+from PIL import Image
 
 from fvc_lib.video.decode.clip import decode_clip, uniform_places
-from tests.video.conftest import read_number
+from fvc_lib.video.decode.pixels import FrameSink
+from fvc_lib.video.decode.probe import probe_video
+from fvc_lib.video.decode.source import CorruptVideo, NoVideoStream, TruncatedVideo
+from fvc_lib.video.features.family import sample_video
+from tests.video.conftest import full_decode, numbered_frame, read_number
 
 # name, encoder options: what makes finding a frame hard
 CASES = {
@@ -124,3 +136,221 @@ def test_places_are_spread_from_the_first_to_the_last(num_source_frames, num_fra
         ideal = [Fraction(k * (num_source_frames - 1), num_frames - 1) for k in range(num_frames)]
         half = Fraction(1, 2) + Fraction(1, 10**9)
         assert all(abs(int(place) - exact) <= half for place, exact in zip(places, ideal, strict=True))
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libx265", "mpeg4"])
+def test_frames_that_nothing_refers_to_are_not_decoded(make_video, monkeypatch, codec):
+    options = {"bf": "3", "b_strategy": "0", "x264-params": "b-pyramid=none"}
+    if codec == "libx265":
+        options = {"x265-params": "log-level=none:bframes=3:b-adapt=0:b-pyramid=0"}
+    path = make_video("b.mp4", 60, codec=codec, gop=60, options=options)
+    decoded, offer = [], FrameSink.offer
+    monkeypatch.setattr(FrameSink, "offer", lambda *arguments: decoded.append(arguments) or offer(*arguments))
+    decode_clip(path, 2)
+    assert 2 <= len(decoded) <= 60 // 3 + 4
+
+
+@pytest.mark.parametrize(
+    ("codec", "suffix"),
+    [("mpeg4", "mkv"), ("flv", "flv"), ("msmpeg4", "mkv"), ("wmv2", "asf"), ("mpeg2video", "mkv"), ("libx264", "mkv")],
+)
+def test_a_recording_that_begins_between_keyframes_gives_no_frame_made_from_nothing(
+    make_video, tmp_path, codec, suffix
+):
+    scene = np.random.default_rng(0).integers(60, 200, (48, 64, 3), np.uint8)  # stays, so that frames are predicted
+    pictures = [np.concatenate([scene[:40], np.full((8, 64, 3), 5 * number, np.uint8)]) for number in range(30)]
+    options = {"bf": "0", "sc_threshold": "0"} if codec == "libx264" else {}
+    container = "asf" if suffix == "asf" else None
+    whole = make_video(
+        f"whole.{suffix}", 30, codec=codec, gop=10, frames=pictures, options=options, container=container
+    )
+    late = tmp_path / f"late.{suffix}"
+    with av.open(str(whole)) as given, av.open(str(late), "w") as output:
+        stream = output.add_stream_from_template(given.streams.video[0])
+        for packet in [packet for packet in given.demux(video=0) if packet.size][4:]:
+            packet.stream = stream
+            output.mux(packet)
+    clip = decode_clip(late, 20)
+    assert clip.num_source_frames == 20
+    np.testing.assert_array_equal(clip.frames, decode_clip(whole, 30).frames[10:])
+
+
+@pytest.mark.parametrize("codec", ["msmpeg4", "wmv2", "flv", "mpeg4", "libx264"])
+def test_packets_wrongly_called_keyframes_are_found_out(make_video, codec):
+    """An AVI file without its index, which is optional: ffmpeg then calls every packet of some codecs a keyframe."""
+    options = {"bf": "0"} if codec == "libx264" else {}
+    path = make_video("whole.avi", 30, codec=codec, gop=10, options=options)
+    whole = decode_clip(path, 30).frames
+    content = path.read_bytes()
+    content = content[: content.rindex(b"idx1")]
+    path.write_bytes(content[:4] + (len(content) - 8).to_bytes(4, "little") + content[8:])
+    clip = decode_clip(path, 7)
+    assert clip.num_source_frames == 30
+    np.testing.assert_array_equal(clip.frames, whole[clip.frame_indices])
+
+
+def test_transport_streams_that_were_joined_are_one_whole_video(make_video, tmp_path):
+    joined = tmp_path / "joined.ts"
+    with joined.open("wb") as stream:
+        for first in (0, 25, 50):
+            times = [40 * number for number in range(first, first + 25)]
+            frames = [numbered_frame(number, 64, 48) for number in range(first, first + 25)]
+            part = make_video("part.ts", 25, times_ms=times, frames=frames, options={"bf": "2"})
+            stream.write(part.read_bytes())
+    with av.open(str(joined)) as container:
+        assert any(packet.is_corrupt for packet in container.demux(video=0))  # what the counters make of a join
+    assert [read_number(frame) for frame in decode_clip(joined, 75).frames] == list(range(75))
+
+
+def test_frames_with_one_time_keep_the_clock_of_the_others(make_video):
+    times = [40 * number for number in range(10)] + [1000 * number for number in range(1, 11)]
+    times[5] = times[4]
+    path = make_video("tie.mkv", 20, codec="ffv1", times_ms=times)
+    clip = decode_clip(path, 20)
+    assert [read_number(frame) for frame in clip.frames] == list(range(20))
+    assert clip.pts_seconds.tolist() == [time / 1000 for time in times]
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "num_bytes"),
+    [("a.flv", "flv", 2000), ("a.ts", "libx264", 100), ("a.ts", "libx264", 10 * 188), ("a.ts", "mpeg2video", 188)],
+)
+def test_a_file_cut_within_its_last_packet_is_an_error(make_video, name, codec, num_bytes):
+    noise = np.random.default_rng(0).integers(0, 255, (20, 48, 64, 3), np.uint8)
+    path = make_video(name, frames=list(noise), codec=codec)
+    path.write_bytes(path.read_bytes()[:-num_bytes])
+    with pytest.raises((TruncatedVideo, CorruptVideo)):
+        decode_clip(path, 4)
+
+
+FILM, SMALL_FILM, STILL, COVER, SOUND = "film", "small film", "still", "cover", "sound"
+SIDES = {FILM: (96, 64), SMALL_FILM: (64, 48), STILL: (128, 96), COVER: (128, 96)}
+NUM_FRAMES = {FILM: 24, SMALL_FILM: 30, STILL: 1, COVER: 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "num_frames"),
+    [
+        ("spatial_video.mp4", 10),
+        ("mjpeg_with_exif.avi", 12),
+        ("exif_frame.png", 1),
+        ("still_track_before_film.mp4", 24),
+    ],
+)
+def test_files_that_once_failed_give_their_frames(shared_media, name, num_frames):
+    path = shared_media / "odd" / name
+    if not path.is_file():
+        pytest.skip("needs the odd files beside the repository")
+    assert probe_video(path).num_frames == num_frames
+    assert decode_clip(path, num_frames).frame_indices.tolist() == list(range(num_frames))
+    assert sample_video(path).stream.frame_types
+
+
+def _write_tracks(path, kinds, still="mjpeg"):
+    """A file of these tracks, in this order; the frames of each begin at another number."""
+    with av.open(str(path), "w") as output:
+        streams = []
+        for kind in kinds:
+            if kind == SOUND:
+                streams.append(output.add_stream("aac", rate=16000, layout="mono"))
+                continue
+            stream = output.add_stream("libx264" if "film" in kind else still, rate=25)
+            stream.width, stream.height = SIDES[kind]
+            stream.pix_fmt = {"png": "rgb24", "mjpeg": "yuvj420p"}.get(stream.codec_context.name, "yuv420p")
+            if kind == COVER:
+                stream.disposition = Disposition.attached_pic
+            streams.append(stream)
+        for number in range(max(NUM_FRAMES.values())):
+            for place, (kind, stream) in enumerate(zip(kinds, streams, strict=True)):
+                if kind == SOUND:
+                    frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+                    frame.sample_rate, frame.pts, frame.time_base = 16000, 1024 * number, Fraction(1, 16000)
+                    output.mux(stream.encode(frame))
+                elif number < NUM_FRAMES[kind]:
+                    pixels = numbered_frame(40 * place + number, *SIDES[kind])
+                    frame = av.VideoFrame.from_ndarray(pixels, format="gray").reformat(format=stream.pix_fmt)
+                    output.mux(stream.encode(frame))
+        for stream in streams:
+            output.mux(stream.encode(None))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("suffix", "kinds", "still"),
+    [
+        ("mkv", (STILL, FILM), "mjpeg"),
+        ("mov", (STILL, FILM), "png"),
+        ("mp4", (STILL, STILL, FILM), "mjpeg"),
+        ("mp4", (SOUND, STILL, FILM), "mjpeg"),
+        ("mp4", (FILM, STILL), "mjpeg"),
+        ("mp4", (COVER, FILM), "mjpeg"),
+        ("mp4", (COVER, STILL, FILM, COVER), "mjpeg"),
+        ("mp4", (STILL, SMALL_FILM, FILM), "mjpeg"),
+        ("avi", (STILL, FILM), "mpeg4"),
+        ("ts", (STILL, FILM), "libx264"),
+        ("nut", (FILM, STILL, STILL), "ffv1"),
+    ],
+)
+def test_the_film_is_read_wherever_it_stands(tmp_path, suffix, kinds, still):
+    path = _write_tracks(tmp_path / f"tracks.{suffix}", kinds, still)
+    first = 40 * kinds.index(FILM)
+    assert probe_video(path).num_frames == 24
+    for pictures in (decode_clip(path, 24).frames, decode_clip(path, 24, 96).frames[:, :, 16:80]):
+        assert [read_number(frame) for frame in pictures] == list(range(first, first + 24))
+
+
+def test_of_stills_alone_one_is_read_and_a_cover_alone_is_no_video(tmp_path):
+    assert probe_video(_write_tracks(tmp_path / "stills.mkv", (STILL, STILL))).num_frames == 1
+    for suffix, kinds in (("mp4", (SOUND, COVER)), ("mp4", (COVER, SOUND, COVER))):
+        path = _write_tracks(tmp_path / f"{len(kinds)}.{suffix}", kinds)
+        with pytest.raises(NoVideoStream, match="cover"):
+            probe_video(path)
+
+
+@pytest.mark.parametrize(("orientation", "turned"), [(1, lambda frame: frame), (3, lambda frame: frame[:, ::-1, ::-1])])
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_pictures_with_exif_are_frames_and_turned_as_it_says(tmp_path, suffix, orientation, turned):
+    exif = Image.Exif()
+    exif[0x010F], exif[0x0112] = "Camera", orientation
+    for number in range(5):
+        picture = Image.fromarray(numbered_frame(number, 64, 48)).convert("RGB")
+        picture.save(tmp_path / f"{number}.{suffix}", exif=exif)
+    clip = decode_clip(tmp_path, 5)
+    assert [read_number(turned(frame)) for frame in clip.frames] == list(range(5))
+    assert set(sample_video(tmp_path).stream.frame_types) == {"I"}
+
+
+QUICK_PIXELS = 10_000_000  # all frames together
+SLOW, LONG = pytest.mark.slow, pytest.mark.long
+HUGE_PIXELS = 140_000_000  # what is rare in such a file is its size
+
+
+def _real_files(folder: str, pixels: range = range(1 << 40)) -> list[str]:
+    """Files of the manifest that have that many pixels in all their frames together."""
+    manifest = Path(__file__).resolve().parents[3] / "shared" / "media" / "manifest.csv"
+    if not manifest.is_file():
+        return ["absent"]
+    with manifest.open(encoding="utf-8", newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["path"].startswith(folder)]
+    return [row["path"] for row in rows if _total_pixels(row) in pixels]
+
+
+def _total_pixels(row: dict[str, str]) -> int:
+    numbers = [row["width"], row["height"], row["n_frames"]]
+    return math.prod(int(number) if number.isdigit() else 1 for number in numbers)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *_real_files("decode/", range(QUICK_PIXELS)),
+        *(pytest.param(name, marks=SLOW) for name in _real_files("decode/", range(QUICK_PIXELS, HUGE_PIXELS))),
+        *(pytest.param(name, marks=LONG) for name in _real_files("decode/", range(HUGE_PIXELS, 1 << 40))),
+    ],
+)
+def test_real_files_give_the_frames_of_a_full_decode(shared_media, name):
+    frames = full_decode(shared_media / name, 24)
+    clip = decode_clip(shared_media / name, 7, 24)
+    assert clip.num_source_frames == len(frames)
+    for place, pixels in zip(clip.frame_indices, clip.frames, strict=True):
+        np.testing.assert_array_equal(pixels, frames[place])

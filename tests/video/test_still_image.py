@@ -123,13 +123,6 @@ def test_lost_data_of_a_jpeg_are_found(tmp_path: Path, progressive: bool) -> Non
     examine_image(written(tmp_path, content))
 
 
-def test_an_embedded_thumbnail_and_what_follows_a_picture_do_not_matter(tmp_path: Path) -> None:
-    content, thumbnail = encoded(textured(), "JPEG"), encoded(textured(24, 32), "JPEG")
-    nested = content[:2] + b"\xff\xe2" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail + content[2:]
-    examine_image(written(tmp_path, nested + b"motion \xff\xda photo"))
-    assert reason_of(decode_image, written(tmp_path, nested[: len(nested) - 900] + bytes(900))) == "truncated"
-
-
 def claiming(side: int) -> bytes:
     """A small PNG whose header states ``side`` x ``side`` pixels."""
     head = encoded(Image.new("1", (9, 9)), "PNG")
@@ -151,14 +144,6 @@ def claiming(side: int) -> bytes:
 def test_what_is_no_picture_or_too_large_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
     assert reason_of(decode_image, written(tmp_path, content)) == reason
     assert reason_of(decode_image, tmp_path / "gone.jpg") == "unreadable"
-
-
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_a_broken_exif_block_does_not_cost_the_picture(tmp_path: Path) -> None:
-    exif = b"Exif\0\0II*\0\xff\xff\xff\x7f" + bytes(40)
-    segment = b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif
-    content = encoded(Image.fromarray(QUARTERS), "JPEG")
-    assert decode_image(written(tmp_path, content[:2] + segment + content[2:])).shape == QUARTERS.shape
 
 
 @pytest.mark.filterwarnings("ignore")

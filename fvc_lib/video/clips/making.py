@@ -30,8 +30,6 @@ CROP_ADDRESS_BYTES = 24 << 30  # address space of a process that crops: torch's 
 _CROP_WORKER_BYTES = 1 << 30  # resident memory of such a process, with torch and a network that finds faces
 DECODE_FUNCTION = "fvc_lib.video.clips.worker:make_original"  # run in the worker processes
 
-Video = dict[str, Any]  # a row of INDEX
-
 
 @dataclass(frozen=True)
 class ClipReport:
@@ -201,7 +199,7 @@ def failure_of(value: dict[str, Any]) -> str:
 
 
 def _decoded(
-    store: ClipStore, videos: list[Video], missing: dict[str, list[int]], corpus_root: Path, workers: int
+    store: ClipStore, videos: list[dict[str, Any]], missing: dict[str, list[int]], corpus_root: Path, workers: int
 ) -> Generator[tuple[str, str]]:
     """Yield (video id, reason) for every video, once it is decoded (the reason is empty) or has failed."""
     todo, items = [], []
@@ -236,7 +234,7 @@ def _augment(store: ClipStore, video_id: str, copies: list[int]) -> None:
         store.write(video_id, number, np.concatenate([apply_augmentation(clip, plan) for clip in clips]))
 
 
-def _row(store: ClipStore, video: Video, number: int) -> tuple[Any, ...]:
+def _row(store: ClipStore, video: dict[str, Any], number: int) -> tuple[Any, ...]:
     """Return one row of AUGMENTED, in the order of its columns."""
     video_id = video["video_id"]
     operations = draw_augmentation(video_id, number, store.augmentation, store.num_frames).to_json()
