@@ -62,7 +62,7 @@ def adapt(trunk: nn.Module, rank: int) -> list[nn.Parameter]:
         The parameters to train.
 
     Raises:
-        UsageError: no linear layer has more than ``rank`` singular values, or a layer is parametrized already.
+        UsageError: no linear layer has more than ``rank`` singular values.
     """
     attention = [part for part in trunk.modules() if "attention" in type(part).__name__.lower()]
     linear = [part for part in _linear(attention) or _linear([trunk]) if min(part.weight.shape) > rank]
@@ -70,11 +70,6 @@ def adapt(trunk: nn.Module, rank: int) -> list[nn.Parameter]:
         raise UsageError(
             f"tune: effort:{rank} wants linear layers with more than {rank} singular values, and a "
             f"{type(trunk).__name__} has none. Give a lower rank, a network with attention, or another tune."
-        )
-    if any(parametrize.is_parametrized(layer, "weight") for layer in linear):
-        raise UsageError(
-            f"tune: effort splits weights once and as they are, and a {type(trunk).__name__} has some that are split "
-            "or normalised already (a parametrization). Give another tune."
         )
     trained: list[nn.Parameter] = []
     for layer in linear:

@@ -20,7 +20,7 @@ from fvc_lib.detectors.weights import BEGUN_WITH, LoadedWeights, load_weights
 from fvc_lib.services.checkpoint_files import weights_digest
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.config_fields import TUNE, TUNE_WORDS
-from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 # Mean and standard deviation of red, green and blue, as fractions of white, with which published weights were trained.
@@ -275,8 +275,6 @@ def build_detector(config: RunConfig) -> nn.Module:
 def _headed(spec: DetectorSpec, config: RunConfig) -> Detector:
     trunk = build_trunk(spec, config)
     name = config.head or spec.head
-    if name not in HEADS:
-        raise UsageError(f"head {name!r}: unknown.{did_you_mean(name, HEADS)} Known: {', '.join(HEADS)}.")
     size = getattr(trunk, "frame_feature_size", None) or trunk.num_features
     unit = config.l2_normalise or spec.l2_normalise
     head = Mean(size, normalise=not unit) if name == "mean" else HEADS[name](size)

@@ -285,7 +285,6 @@ def measure(item: tuple[list[str], str]) -> int | str:
         Path("/proc/self/oom_score_adj").write_text("1000")
     folders, job = item
     sys.path.extend(folder for folder in folders if folder not in sys.path)
-    request: StepRequest
     request, size, threads, room_bytes, free_bytes = pickle.loads(base64.b64decode(job))
     torch.set_num_threads(threads)
     device = request.compute.device

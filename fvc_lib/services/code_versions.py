@@ -36,8 +36,7 @@ def code_behind(sources: Iterable[str], *, package: Path | None = None) -> dict[
     """
     package = package or CHECKOUT / "fvc_lib"
     files = _files(package)
-    modules = _closure(sources, files) - NOT_RUN_HEADLESS
-    return {name: content_hash(files[name]) for name in sorted(modules)}
+    return {name: content_hash(files[name]) for name in sorted(_closure(sources, files))}
 
 
 @cache
@@ -83,9 +82,8 @@ def functions_of_module(module: str) -> dict[str, str]:
 
 
 @cache
-def _functions_at(path: Path, digest: str) -> dict[str, str]:
-    """Return ``functions_in`` of the file at ``path``. ``digest`` of the content is part of the cache's key."""
-    del digest
+def _functions_at(path: Path, _digest: str) -> dict[str, str]:
+    """Return ``functions_in`` of the file at ``path``. The digest of its content is part of the cache's key."""
     return functions_in(path.read_text(encoding="utf-8"))
 
 
@@ -175,9 +173,8 @@ def _files(package: Path) -> dict[str, Path]:
 
 
 @cache
-def _names_at(path: Path, digest: str) -> frozenset[str]:
-    """Return ``names_in`` of the file at ``path``. ``digest`` of the content is part of the cache's key."""
-    del digest
+def _names_at(path: Path, _digest: str) -> frozenset[str]:
+    """Return ``names_in`` of the file at ``path``. The digest of its content is part of the cache's key."""
     return names_in(path.read_text(encoding="utf-8", errors="replace"))
 
 

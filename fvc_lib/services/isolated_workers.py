@@ -209,7 +209,7 @@ class _Child:
         self.position = 0
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         path = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH", "")) if part)
-        process = subprocess.Popen(
+        process: Any = subprocess.Popen(
             # -P: a file in the working directory must not stand in for a module of ours.
             [sys.executable, "-P", "-c", "from fvc_lib.services.isolated_workers import serve; serve()", *arguments],
             stdin=subprocess.PIPE,
@@ -219,8 +219,6 @@ class _Child:
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,  # Ctrl-C is for the parent, which ends its children in order
         )
-        assert process.stdin is not None
-        assert process.stdout is not None
         self._process, self._items, self.answers = process, process.stdin, process.stdout
         self._received = b""
         self._is_ready = False

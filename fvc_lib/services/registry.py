@@ -205,13 +205,12 @@ class FileRegistry(Registry[T]):
         if path is None:
             return None
         try:
-            chosen = getattr(_import_file(path), item)
+            return getattr(_import_file(path), item)
         except Exception as error:
             raise UsageError(
                 f"{self.kind} {name!r}: {str(path)!r} gives no {self.holds} {item}: {type(error).__name__}: {error}. "
                 f"Mend the file, or give path/to/FILE.py:{self.holds.upper()}."
             ) from error
-        return chosen
 
 
 def _code_of_file(path: Path) -> list[Path]:

@@ -50,7 +50,6 @@ class _Path:
 
 
 ENSEMBLE_RECORD = "ensemble.json"  # written last: a folder with it is a finished ensemble
-CHECKPOINT_FOLDERS = {"04b_final_training": "final"}  # stages whose checkpoint folder has another name than the stage
 
 
 class _PathOf:
@@ -149,8 +148,7 @@ class RunPaths:
 
     def training_checkpoints(self, stage: str, fold: int | None = None) -> Path:
         """Return the checkpoint folder of a stage that trains; with ``fold``, that of the fold."""
-        name = CHECKPOINT_FOLDERS.get(stage, stage)
-        return self.root / "checkpoints" / name if fold is None else self.fold_checkpoints(fold)
+        return self.root / "checkpoints" / stage if fold is None else self.fold_checkpoints(fold)
 
     def stage_outcome(self, stage: str) -> Path:
         """Return the path of the outcome file of a stage without folds; the file exists if the stage has finished."""

@@ -1,4 +1,4 @@
-"""Classical models: their arrays give the scores of the fitted estimators, whatever values are missing."""
+"""Stored arrays of classical models give the scores of the fitted estimators, also with missing values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INSTALLED = [name for name in NAMES if all(map(importlib.util.find_spec, DETECTO
 
 
 def part(seed: int = 0, missing: float = 0.1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Values (40, 6), labels and weights. Fakes are higher in the first column; one column is empty, one constant."""
+    """Return values (40, 6), labels and weights. Fakes are higher in column 0; column 1 is empty, column 2 constant."""
     generator = np.random.default_rng(seed)
     labels = generator.permutation(np.arange(40) % 2)
     values = generator.normal(size=(40, 6))

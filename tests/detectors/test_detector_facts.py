@@ -1,4 +1,4 @@
-"""``run_notebooks.py detectors``: what every network is, and what one of them needs."""
+"""``run_notebooks.py detectors`` lists all networks and the needs of a single one."""
 
 from click.testing import CliRunner
 

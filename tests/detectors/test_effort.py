@@ -1,4 +1,4 @@
-"""Effort: what is trained of a split weight, what holds it, and that the network begins as it was."""
+"""Effort trains the residual of split weights, with a penalty; the network begins unchanged."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def gradients(micro_batch):
 
 
 def moved(network):
-    """As after some training."""
+    """Return ``network`` with changed residuals, as after some training."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for part in network.modules():

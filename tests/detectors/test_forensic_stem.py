@@ -9,7 +9,7 @@ LINE = np.array([[-1.0, 2.0, -1.0]])
 
 
 def naive_maps(clip: np.ndarray, cell: int) -> np.ndarray:
-    """One clip (T, 3, H, W), loops and SciPy's convolution; (8, T, h, w)."""
+    """Return the maps (8, T, h, w) of one clip (T, 3, H, W), by loops and SciPy's convolution."""
     num_frames, _, height, width = clip.shape
     luma = np.einsum("tchw,c->thw", clip.astype(np.float64), [0.299, 0.587, 0.114])
     result = np.zeros((NUM_CHANNELS, num_frames, height // cell, width // cell))
@@ -53,4 +53,4 @@ def test_a_still_clip_has_no_motion_and_a_single_frame_has_no_answer():
     frame = torch.randint(0, 256, (1, 1, 3, 16, 16), dtype=torch.uint8)
     motion = forensic_maps(frame.expand(1, 4, 3, 16, 16), 4)[:, 6:]
     torch.testing.assert_close(motion, torch.full_like(motion, -1.5 / 1.1))
-    assert forensic_maps(frame, 4)[:, 6:].eq(0).all()  # not known, which is not the same as still
+    assert forensic_maps(frame, 4)[:, 6:].eq(0).all()  # unknown, which differs from no motion

@@ -1,4 +1,4 @@
-"""Backbones from elsewhere: what is said where something is not as wanted, and that a batch's size does not matter."""
+"""Published backbones: refusals name the problem, and results do not depend on the batch size."""
 
 import sys
 
@@ -27,7 +27,7 @@ def adapted(network, path=None):
 
 
 class LikeEfficientnet(nn.Module):
-    """Built as torchvision's: ``features``, ``avgpool`` and a classifier with a hidden layer."""
+    """A network built like torchvision's: ``features``, ``avgpool``, and a classifier with a hidden layer."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ class LikeEfficientnet(nn.Module):
 
 
 class LikeResnet(nn.Module):
-    """Built as torchvision's and timm's: ``conv1 bn1 layer1 .. layer4 fc``."""
+    """A network built like those of torchvision and timm: ``conv1 bn1 layer1 .. layer4 fc``."""
 
     def __init__(self, num_classes=1000):
         super().__init__()
@@ -148,7 +148,7 @@ def test_a_network_on_frames_is_a_backbone_with_its_weights():
 @pytest.mark.parametrize("package", ["torchvision", "timm"])
 def test_a_package_that_is_not_there_is_named_with_what_to_do(package, monkeypatch):
     for name in (package, f"{package}.models"):
-        monkeypatch.setitem(sys.modules, name, None)  # what the import system takes for: not there
+        monkeypatch.setitem(sys.modules, name, None)  # to the import system, None means: not installed
     with pytest.raises(UsageError, match=rf"needs {package}, which is not installed.*make setup-detectors"):
         build_backbone(f"{package}:resnet50")
 

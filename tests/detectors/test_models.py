@@ -22,14 +22,6 @@ def seeded(name: str, seed: int = 0) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_parameter_receives_a_gradient(name):
-    model = seeded(name)
-    model(clips()).square().sum().backward()
-    without = [key for key, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
-    assert without == []
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_a_clip_s_logit_does_not_depend_on_its_batch(name):
     model = seeded(name).eval()
     with torch.no_grad():
@@ -54,7 +46,7 @@ def test_every_detector_declares_where_it_is_from_and_takes_the_clips_it_declare
     for name, spec in DETECTORS.items():
         assert all((spec.family, spec.paper, spec.licence, spec.normalisation)), name
         assert 1 <= spec.micro_batch <= 8, name
-        if spec.build is None or spec.of_features:  # tests/detectors/published tries those with their packages
+        if spec.build is None or spec.of_features:  # tests/detectors/published tests these with their packages
             assert spec.build_trunk or spec.of_name or spec.of_features, name
             continue
         assert spec.build()(clips(1, spec.num_frames, spec.side)).shape == (1,), name
@@ -63,7 +55,7 @@ def test_every_detector_declares_where_it_is_from_and_takes_the_clips_it_declare
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_content_trunk_sees_which_way_something_goes(name):
-    """The same frames in another order: what is shown is equal, how it changes is not."""
+    """Reversed frames have the same content but other changes."""
     with forked_random_state(0, CPU):
         trunk = DETECTORS.get(name).build_trunk(TrunkOptions(name, 6, 32))
     frames = torch.zeros(1, 3, 3, 32, 32, dtype=torch.uint8)

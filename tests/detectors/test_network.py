@@ -1,4 +1,4 @@
-"""Detectors put together: heads, what is trained, weights from files, and networks in a user's own file."""
+"""Detectors: heads, trained parts, weights from files, and networks in a user's file."""
 
 import argparse
 

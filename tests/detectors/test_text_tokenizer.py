@@ -65,7 +65,7 @@ def test_reading_stops_at_the_end_and_passes_over_other_marks(tokenizer):
 def test_the_vocabulary_is_what_was_asked_for_and_words_become_tokens(tokenizer):
     assert tokenizer.vocabulary_size == 320
     every = TextTokenizer.train(CAPTIONS, 2000)
-    assert every.vocabulary_size < 500  # no more than there is to merge
+    assert every.vocabulary_size < 500  # there are no more pairs to merge
     assert every.num_tokens(["a red circle moves left over a green field"]) == [9 + 2]
     nothing = TextTokenizer.train([], 2000)
     assert nothing.vocabulary_size == SMALLEST_VOCABULARY

@@ -47,15 +47,6 @@ def test_nothing_is_drawn_in_training_and_every_parameter_receives_a_gradient(ti
     assert without == key_biases, "the softmax cancels a key's bias"
 
 
-def test_a_text_without_a_token_has_a_place_all_the_same(tiny_bert):
-    tensors = encoder_tensors(tiny_bert, ["", "red"], 8)
-    assert tensors["encoder_there"].sum(1).tolist() == [0, 1]
-    found = TransformersEncoder(tiny_bert)(tensors)
-    assert found[0].abs().max() == 0
-    found.sum().backward()
-    assert found.isfinite().all()
-
-
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no model of texts can be read"):
         TransformersEncoder(str(tmp_path))

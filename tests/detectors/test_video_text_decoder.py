@@ -6,12 +6,12 @@ from tests.kits.video_text_kit import NUMBERS
 
 
 def decoder(vocabulary_size: int = 7, max_tokens: int = 6, sharpness: float = 12.0, seed: int = 0) -> CaptionDecoder:
-    """Untrained, but with outputs far enough apart that a wrong choice shows."""
+    """Return an untrained decoder whose outputs differ enough to show a wrong choice."""
     torch.manual_seed(seed)
     made = CaptionDecoder(vocabulary_size, max_tokens, width=8, heads=2, layers=1, numbers=NUMBERS).eval()
     with torch.no_grad():
         made.embedding.weight.mul_(sharpness)
-        # What it reads counts more than what it wrote last, which it would only repeat.
+        # The clip must count more than the last token, which the decoder would only repeat.
         made.transformer.layers[0].memory_attention.output.weight.mul_(10)
     return made
 
@@ -21,7 +21,7 @@ def memories(batch: int = 4, seed: int = 0) -> torch.Tensor:
 
 
 def following(made: CaptionDecoder, tokens: list[int], memory: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities (V,) of what follows ``tokens``; padding and beginning never do."""
+    """Return the log-probabilities (V,) of the next token; padding and beginning are excluded."""
     with torch.no_grad():
         logits = made(torch.tensor([tokens]), memory[None])[0, -1]
     found = logits.double().log_softmax(0)

@@ -44,7 +44,7 @@ def naive_sigmoid(similarities, positives):
     return total
 
 
-# Alone; a repeated text; a video with two texts; both, where video 1 also belongs to text 5.
+# Single pairs; a repeated text; a video with two texts; both, where video 1 also belongs to text 5.
 CASES = [
     ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5)),
     ((0, 1, 2, 3, 4, 5), (0, 1, 0, 0, 2, 3)),
@@ -86,7 +86,7 @@ def test_shares_of_rows_add_up_to_the_loss_and_to_its_gradients(loss, ends, vide
     [(0.5, 1, True), (0.5, -1, True), (9.0, 1, True), (9.0, -1, False), (-2.0, 1, False), (-2.0, -1, True)],
 )
 def test_the_scale_is_bounded_and_finds_its_way_back(at, push, passes):
-    """A descent step goes against the gradient ``push``: beyond the upper bound one of +1 leads back."""
+    """A step goes against the gradient ``push``, so +1 leads back from above the upper bound."""
     scale = SimilarityScale("softmax", 4)
     with torch.no_grad():
         scale.log_scale.fill_(at)

@@ -1,4 +1,4 @@
-"""Weights that hold NaN are refused by file and tensor, wherever they are loaded from."""
+"""Weights with NaN are refused; the message names file and tensor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAN = {"weight": torch.ones(2, 2), "bias": torch.full((2,), torch.nan)}
 def test_a_file_of_weights_with_nan_is_refused(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     path, weights = tmp_path / name, {key: value.to(dtype) for key, value in NAN.items()}
     torch.save({"state_dict": weights}, path) if path.suffix == ".pt" else safetensors.torch.save_file(weights, path)
-    named = tmp_path if name == "model.safetensors" else path  # a folder as a hub has it
+    named = tmp_path if name == "model.safetensors" else path  # a folder as on a hub
     with pytest.raises(UsageError, match=rf"{name}.*NaN in bias\."):
         load_weights(nn.Linear(2, 2), named, licence="CC0", field="backbone_weights")
 

@@ -38,7 +38,7 @@ def seeded(name):
 
 
 def gradients(model):
-    """Of one step under a fixed random state, and the state after it."""
+    """Return the gradients of one step under a fixed random state, and a draw after it."""
     with forked_random_state(7, CPU):
         model(clips()).square().sum().backward()
         drawn = torch.rand(3)
@@ -46,7 +46,7 @@ def gradients(model):
 
 
 def kept_bytes(model, frames):
-    """What the forward pass keeps for the backward pass, parameters aside."""
+    """Return the bytes that the forward pass stores for the backward pass, without parameters."""
     kept = {}
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
@@ -82,4 +82,4 @@ def test_a_block_with_running_statistics_is_refused():
     model.second = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
     with pytest.raises(UsageError, match="batch norm, whose running statistics"):
         recompute_activations(model)
-    assert "forward" not in model.first.__dict__  # nothing was half done
+    assert "forward" not in model.first.__dict__  # the refusal changed nothing

@@ -14,7 +14,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are():
 
 
 def tf32_settings() -> list[object]:
-    """By torch's older names and by its newer ones, which must agree or torch raises."""
+    """Return the TF32 settings by torch's older and newer names, which must agree."""
     backends = torch.backends
     newer = [setting.fp32_precision for setting in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)]
     return [backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, [name == "tf32" for name in newer]]

@@ -22,7 +22,7 @@ def own_random_state():
 
 
 class Clips(nn.Module):
-    """On clips (B, T, 6): ``between`` two layers sees what ``arrange`` makes of (B, T, 8); ``back`` undoes that."""
+    """A network on clips (B, T, 6). ``arrange`` reshapes (B, T, 8) for the layer ``between``; ``back`` undoes this."""
 
     def __init__(self, between, arrange=lambda x: x, back=lambda x, number: x):
         super().__init__()
@@ -43,7 +43,7 @@ FOLDED = {"arrange": lambda x: x.flatten(0, 1), "back": lambda x, number: x.unfl
 
 
 class Task:
-    """The sum of a network's outputs."""
+    """A task whose loss is the sum of the network's outputs."""
 
     def forward(self, model, batch):
         return {"out": model(batch.tensors["clips"])}
@@ -98,11 +98,11 @@ def test_any_split_drops_what_the_whole_batch_does(name, micro_batch):
     whole = gradients(network(name), NUM_SAMPLES)
     assert relative(gradients(network(name), micro_batch), whole) < 1e-12
     if name != "everything":
-        assert relative(gradients(network(name), NUM_SAMPLES, draws=1), whole) > 0.01  # another step drops others
+        assert relative(gradients(network(name), NUM_SAMPLES, draws=1), whole) > 0.01  # another step has other masks
 
 
 class Function(nn.Module):
-    """Draws as ``function`` does."""
+    """A module that calls ``function``."""
 
     def __init__(self, function, **attributes):
         super().__init__()

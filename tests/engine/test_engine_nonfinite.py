@@ -20,7 +20,7 @@ class _Poisoned:
 
 
 def poisoned(task, calls):
-    """The loss of the given training calls is NaN."""
+    """Return ``task`` with a NaN loss in the given training calls."""
     return changed(draining(task), _Poisoned, calls=set(calls), counted=[])
 
 
@@ -67,7 +67,7 @@ class _NanInValidation:
 
 
 def nan_in_validation(task, epochs):
-    """The first sample's scores are NaN in the given validations (0-based)."""
+    """Return ``task`` with NaN scores of the first sample in the given validations (0-based)."""
     return changed(draining(task), _NanInValidation, epochs=epochs, seen=[])
 
 

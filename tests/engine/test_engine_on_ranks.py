@@ -1,4 +1,4 @@
-"""The engine on several ranks: what one process does, and what only several can get wrong."""
+"""Several ranks train what one process trains, and stop or recover together."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.kits.engine_kit import EndsOnce, tight
 from tests.kits.rank_kit import Training, distance, run_ranks, same_result, same_weights, train
 from tests.kits.task_kit import KINDS, TinyTasks, each_task
 
-# Small rates: what rounding differs by in one step must not grow over the next ones.
+# Small rates, so that a rounding difference of one step does not grow.
 QUIET = {"epochs": 2, "learning_rate": 1e-4}
 
 
 @dataclass(frozen=True)
 class Short:
-    """A task in which memory ends on one rank: at its n-th call of a kind, or at every one."""
+    """A task that runs out of memory on one rank: at its n-th call of a kind, or at every call."""
 
     tasks: Any
     rank: int
@@ -34,7 +34,7 @@ class Short:
         return tight(task, self._ends(), draws=False) if rank == self.rank else task
 
     def _ends(self) -> Any:
-        """Without random numbers, which ranks would draw differently."""
+        """Return the function that ends memory; it draws no random numbers, which would differ between ranks."""
         if not self.for_ever:
             return EndsOnce(self.kind, self.number)
 
@@ -47,13 +47,13 @@ class Short:
 
 @pytest.fixture(scope="session")
 def known():
-    """Undisturbed trainings: each is done once, since the folder changes nothing."""
+    """Return a cache of undisturbed trainings, which do not depend on the folder."""
     return {}
 
 
 @pytest.fixture
 def trained(tmp_path, known):
-    """``trained(size, name, make_task, **settings)``: what rank 0 found, after all ranks found the same."""
+    """Return a function that trains on ``size`` ranks, checks that all results are equal, and returns rank 0's."""
 
     def run(size, name, make_task, *, prepare=None, stop=None, **settings):
         if name != "whole" or not isinstance(make_task, TinyTasks):
@@ -83,7 +83,7 @@ def trained(tmp_path, known):
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
 @each_task(long=("image", "video_text"))
 def test_ranks_find_what_one_process_finds(tasks, trained, size):
-    """Windows of 8, 8 and 6, which three ranks cannot share evenly."""
+    """The batches have 8, 8 and 6 samples, which three ranks cannot share evenly."""
     whole, found = trained(1, "whole", tasks), trained(size, "whole", tasks)
     assert distance(found, whole) < 1e-6
     assert found["steps"] == whole["steps"]
@@ -96,7 +96,7 @@ def test_ranks_find_what_one_process_finds(tasks, trained, size):
 @pytest.mark.parametrize("validation", [pytest.param(1, marks=pytest.mark.long), 6])
 @each_task(long=("image", "video_text"))
 def test_metrics_of_given_weights_are_equal_to_the_bit_on_any_number_of_ranks(tasks, trained, validation):
-    """Without a learning rate all trainings have the same weights; windows of 2 are shared."""
+    """Without a learning rate all trainings have the same weights; batches of 2 are shared."""
     tasks = tasks.sized(rows=8, validation=validation)
     quiet = {"learning_rate": 0.0, "weight_decay": 0.0, "effective_batch_size": 2, "micro_batch": 2, "epochs": 1}
     whole = trained(1, "one", tasks, **quiet)
@@ -141,7 +141,7 @@ def test_memory_that_ends_for_ever_on_one_rank_stops_all_with_its_reason(tasks, 
 
 
 def _steps_end(rank, of, calls):
-    """AdamW's ``step`` changes a weight and runs out of memory on one rank, at the given calls."""
+    """Make AdamW's ``step`` change a weight and run out of memory on one rank, at the given calls."""
     if rank != of:
         return
     inner, count = EagerAdamW.step, iter(range(1, 1_000))

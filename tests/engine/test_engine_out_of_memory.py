@@ -9,13 +9,13 @@ from tests.kits.task_kit import each_task
 
 
 def distance(state, other):
-    """The largest relative difference between two trainings' weights."""
+    """Return the largest relative difference between the weights of two trainings."""
     return weight_distance(state.best_model, other.best_model)
 
 
 SETTINGS = {"micro_batch": 8, "learning_rate": 1e-4}
-# Adam makes a step of the learning rate out of whatever gradient there is, also of what only rounding left of a sum
-# that is nought: there weights that began at nought differ by more than gradients do.
+# Adam turns any gradient into a step of the size of the learning rate, also the rounding error of a zero sum. So
+# weights that began at zero differ by more than their gradients.
 BOUND = {"video": 1e-6, "image": 1e-6, "video_text": 1e-6}
 PLACES = [
     ("video", "backward"), ("video", "validation"), ("video_text", "joint_loss"),
@@ -31,7 +31,7 @@ def alike(metric, wanted):
 @pytest.mark.fault(16, 17, 18)
 @pytest.mark.parametrize(("kind", "where"), PLACES, indirect=["kind"])
 def test_memory_that_ends_at_any_call_leaves_the_result(make_engine, tasks, observer, where, tally):
-    """k = 1, 2, ... until a training has no k-th call any more."""
+    """End memory at the call k = 1, 2, ... until a training has fewer than k calls."""
     task = tasks.sized(rows=14)()
     settings = {**SETTINGS, "epochs": 2 if where == "validation" or tasks.kind == "video" else 1}
     whole = make_engine("whole", task=tight(task), **settings).fit()
@@ -45,7 +45,7 @@ def test_memory_that_ends_at_any_call_leaves_the_result(make_engine, tasks, obse
         for record, wanted in zip(state.history, whole.history, strict=True):
             assert all(alike(record.validation[name], value) for name, value in wanted.validation.items())
             assert record.train_loss == pytest.approx(wanted.train_loss, rel=1e-6)
-        if where == "validation":  # done again as it was: nothing differs, not in a bit
+        if where == "validation":  # validation is repeated unchanged, so results are equal to the bit
             assert same_end(state, whole)
         else:
             assert state.micro_batch < 8

@@ -1,4 +1,4 @@
-"""One step shown before a training: real shapes, the transaction's loss and gradient, and nothing left behind."""
+"""The step before a training shows shapes, loss and gradient norm, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -8,13 +8,13 @@ import torch
 from fvc_lib.engine.loading import MAX_RESTARTS, LoaderDiedError, PlannedBatch, load_batches, load_planned
 from fvc_lib.engine.task import Sample
 
-# A process that is killed while it hands a batch over leaves its end of a socket to the garbage collector.
+# A process that is killed while it sends a batch leaves an open socket to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning")
 BATCHES = [[0, 1], [2], [3, 4, 5], [1], [0, 5]]
 
 
 class Numbers:
-    """Samples that are their own index; loading one of ``deadly`` kills the loading process, ``lives`` times."""
+    """Samples whose value is their index. Loading a sample in ``deadly`` kills the process, ``lives`` times."""
 
     classes = None
 
@@ -42,7 +42,7 @@ def test_a_killed_loader_process_is_reported_and_no_batch_is_lost_or_doubled(tmp
     got = loaded(Numbers(tmp_path, deadly, lives), num_workers=2, on_restart=reasons.append)
     assert got == loaded(Numbers(tmp_path), num_workers=0)
     assert len(reasons) == len(list(tmp_path.iterdir())) == lives
-    # Torch names the process, or, where it died while it handed over a batch, the connection that broke.
+    # Torch names the process, or the broken connection if the process died while it sent a batch.
     named = ("DataLoader worker", "a loader process ended", "Connection reset", "Connection refused", "Broken pipe")
     assert all(any(words in reason for words in named) for reason in reasons), reasons
 
@@ -56,13 +56,13 @@ def test_processes_that_die_again_and_again_end_it_with_what_to_try(tmp_path):
 
 @pytest.mark.fault(22)
 def test_a_worker_that_dies_never_interrupts_a_step(tmp_path):
-    """Torch's own handler would raise here, wherever the training happens to be."""
+    """Torch's handler would raise at any line of the training."""
     reasons = []
     batches = load_batches(Numbers(tmp_path, [2]), [[0], [1], [2], [3]], num_workers=1, on_restart=reasons.append)
     first = next(batches)
     end = time.monotonic() + 300
     while not list(tmp_path.iterdir()) and time.monotonic() < end:
-        time.sleep(0.01)  # the step in hand, in which the worker, which is ahead, comes to its death
+        time.sleep(0.01)  # a step, during which the worker reads ahead and dies
     time.sleep(0.2)
     assert list(tmp_path.iterdir())
     assert reasons == []
@@ -80,7 +80,7 @@ def test_the_error_of_a_sample_is_not_taken_for_a_death(tmp_path):
 
 
 class Drawn:
-    """Samples that are a hundred times the epoch and their index, and say which process loaded them."""
+    """Samples with the value 100 * epoch + index, and the pid of the process that loaded them."""
 
     classes = None
 

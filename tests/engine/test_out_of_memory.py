@@ -24,7 +24,7 @@ def caused_by(cause: BaseException) -> RuntimeError:
 
 
 def pinning_failed(text: str) -> RuntimeError:
-    """As a loader raises again what ended its thread that locks pages."""
+    """Return the error that a loader raises after its pin-memory thread failed with ``text``."""
     try:
         raise torch.AcceleratorError(text)
     except torch.AcceleratorError:

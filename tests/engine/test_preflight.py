@@ -1,4 +1,4 @@
-"""The memory preflight: a child that trains, dies, hangs or runs out of memory in place of the training."""
+"""The memory preflight measures in a child process, which may die, hang or run out of memory."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,7 @@ def one_thread():
 
 @pytest.fixture
 def child(monkeypatch):
-    """``child(costs)``: steps add ``costs[micro_batch]`` bytes; returns the list of those that are measured."""
+    """Return a function ``child(costs)``: steps add ``costs[micro_batch]`` bytes. It returns the measured sizes."""
 
     def given(costs):
         begun = []
@@ -103,7 +103,7 @@ def test_a_loss_that_compares_all_samples_asks_for_a_smaller_effective_batch():
     assert "effective_batch_size" in report.problem
 
 
-# --- As a training asks for it
+# --- The call of a training
 
 
 def planned(config, seen, **given):

@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 
 
 def draw() -> list[float]:
-    """From every generator; the normals leave half a pair waiting in NumPy's and Python's."""
+    """Draw from every generator. Normal draws leave a second value stored in NumPy and Python."""
     return [torch.rand(()).item(), np.random.normal(), random.gauss(0, 1), np.random.random(), random.random()]
 
 

@@ -1,4 +1,4 @@
-"""Ranks and the process that starts them: they end together, with the right reason."""
+"""Ranks and the process that starts them end together, with the right reason."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_wish_to_stop_reaches_the_ranks_also_before_they_listen(tmp_path, list
 
 
 SRUN = """#!/bin/sh
-# As srun for two tasks on two nodes.
+# Acts as srun for two tasks on two nodes.
 while [ "$1" != "{python}" ]; do shift; done
 export SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE="1(x2)"
 SLURM_PROCID=0 "$@" & first=$!
@@ -87,7 +87,7 @@ def test_over_several_nodes_srun_starts_the_ranks(tmp_path, monkeypatch):
 
 @pytest.fixture
 def two_ranks(tiny_training):
-    """The small run on two ranks, which saves whenever it may."""
+    """Return the small run on two ranks, with a checkpoint after every step."""
     return tiny_training.with_config(
         num_ranks=2, epochs=6, early_stopping_epochs=0, learning_rate=1e-4, memory_preflight=False,
         checkpoint_minutes=0, shuffled_label_control=False,
@@ -100,7 +100,7 @@ def steps_logged(paths):
 
 
 def metrics_of(paths):
-    """Lines that two attempts wrote must agree, and count once."""
+    """Return the logged metrics; lines that two attempts wrote must agree."""
     found = {}
     for row in map(json.loads, paths.metrics(STAGE, 0).read_text().splitlines()):
         key = (row["step"], row["epoch"], row["phase"], row["metric"])
@@ -111,7 +111,7 @@ def metrics_of(paths):
 @pytest.mark.long
 @pytest.mark.fault(1)
 def test_kill_9_of_the_kernel_ends_the_ranks_and_leaves_no_gap_in_the_metric_log(two_ranks, tmp_path):
-    """It hears nothing for a while before, in which the ranks could take steps that nobody would be told of."""
+    """The launcher is suspended before, while the ranks could take steps that it does not hear of."""
     paths, arguments = two_ranks.paths, [str(two_ranks.paths.root), two_ranks.config.model_dump_json()]
     command = [sys.executable, "-c", LAUNCHER, *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as launcher:

@@ -1,4 +1,4 @@
-"""Where a rank stands, by torchrun's variables or srun's."""
+"""A rank reads its place from the variables of torchrun or srun."""
 
 import pytest
 
@@ -16,7 +16,7 @@ SRUN = {
     ("environ", "place"),
     [
         ({}, RankPlace(0, 1, 0, 1)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, RankPlace(0, 1, 0, 1)),  # a job's batch script
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, RankPlace(0, 1, 0, 1)),  # the batch script of a job
         (SRUN, RankPlace(4, 5, 0, 2)),
         ({**SRUN, **TORCHRUN}, RankPlace(3, 4, 1, 2)),
     ],

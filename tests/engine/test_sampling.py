@@ -28,7 +28,7 @@ def test_balanced_sampling_gives_classes_equal_places_and_members_equal_turns(cl
 
 
 def test_the_order_is_the_same_on_every_machine():
-    """A change of this order changes every result: it needs a reason."""
+    """A change of this order changes every result."""
     assert epoch_order(8, 0, 0).tolist() == [5, 1, 7, 2, 0, 4, 6, 3]
 
 
@@ -41,7 +41,7 @@ def test_the_ranks_shares_of_a_batch_are_the_batch(num_samples, num_ranks):
 
 
 def shards_of(sizes, buffer):
-    """Samples of shards of these sizes, one shard's after the other's, and each shard's from its last to its first."""
+    """Return the stream of shards of these sizes; within a shard the samples are in reverse order."""
     shards = np.repeat(np.arange(len(sizes)), sizes)
     places = np.concatenate([np.arange(size)[::-1] for size in sizes])
     return Stream(shards, places, buffer)
@@ -59,5 +59,5 @@ def test_a_stream_is_a_permutation_and_a_pure_function_of_epoch_and_seed(sizes, 
 
 
 def test_the_order_of_a_stream_is_the_same_on_every_machine():
-    """A change of this order changes every result: it needs a reason."""
+    """A change of this order changes every result."""
     assert epoch_order(8, 0, 0, stream=shards_of([3, 3, 2], 3)).tolist() == [5, 3, 1, 2, 0, 7, 6, 4]

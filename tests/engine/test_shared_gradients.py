@@ -10,11 +10,11 @@ from fvc_lib.engine.step import BatchTransaction
 from fvc_lib.engine.task import Batch, LossSum
 from tests.kits.rank_kit import run_ranks
 
-BATCHES = (8, 7, 2, 1)  # evenly shared, unevenly, one sample each, and one rank without any
+BATCHES = (8, 7, 2, 1)  # shared evenly, shared unevenly, one sample per rank, and a rank without samples
 
 
 class Branching(nn.Module):
-    """Two layers, a parameter that only some samples reach, one that none does, and one that asks for nothing."""
+    """Two layers, a parameter used by some samples, an unused one, and one that requires no gradient."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +32,7 @@ class Branching(nn.Module):
 
 
 class BranchingTask:
-    """Squares, weighted by sample."""
+    """A task whose loss is the weighted sum of squared outputs."""
 
     def forward(self, model, batch):
         return {"out": model(batch.tensors["values"], batch.tensors["special"])}
@@ -43,7 +43,7 @@ class BranchingTask:
 
 
 def batch_of(num_samples, dtype):
-    """Only the last sample reaches the parameter that some do."""
+    """Return a batch whose last sample alone uses the parameter ``sometimes``."""
     generator = torch.Generator().manual_seed(num_samples)
     return Batch(
         tuple(str(number) for number in range(num_samples)),
@@ -56,7 +56,7 @@ def batch_of(num_samples, dtype):
 
 
 def compute(ranks, folder, dtype):
-    """The gradients of every effective batch, in buckets of two parameters or so."""
+    """Save the gradients of every effective batch, summed in buckets of about two parameters."""
     torch.manual_seed(0)
     model = Branching().to(dtype)
     module.BUCKET_BYTES = 100

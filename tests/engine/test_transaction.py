@@ -29,7 +29,7 @@ def make_batch(num_samples: int = 7, dtype: torch.dtype = torch.float32) -> Batc
 
 
 class WeightedRegression:
-    """A task whose samples weigh differently; ``before`` and ``after`` the forward pass may interfere."""
+    """A task with weighted samples; ``before`` and ``after`` are called around the forward pass."""
 
     def __init__(self, before=lambda batch: None, after=lambda outputs: None):
         self.before = before
@@ -50,7 +50,7 @@ class WeightedRegression:
 
 
 class EndsAt:
-    """Raises ``error`` at the given calls, counted from 0."""
+    """A function that raises ``error`` at the given calls, counted from 0."""
 
     def __init__(self, calls, error=None):
         self.calls = set(calls)
@@ -64,7 +64,7 @@ class EndsAt:
 
 
 def gradients(batch, micro_batch, task=None, model=None):
-    """Gradients divided by the total weight, and what the transaction says."""
+    """Return the gradients divided by the total weight, and the transaction's result."""
     model = model or make_model(batch.tensors["pixels"].dtype)
     result = BatchTransaction(task or WeightedRegression(), model, Precision(CPU), CPU.device).gradients(
         batch, micro_batch
@@ -74,7 +74,7 @@ def gradients(batch, micro_batch, task=None, model=None):
 
 
 def full_batch_gradients(batch):
-    """The oracle: one backward through the weighted mean."""
+    """Return the expected gradients, from one backward pass through the weighted mean."""
     model = make_model(batch.tensors["pixels"].dtype)
     loss = WeightedRegression().loss({"values": model(batch.tensors["pixels"])}, batch)
     (loss.total / loss.weight).backward()

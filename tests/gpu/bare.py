@@ -1,6 +1,6 @@
-"""Finds the project, and small stand-ins for the packages that a machine with torch and numpy alone lacks.
+"""Find the project, and small stand-ins for packages that a machine with only torch and numpy lacks.
 
-``python tests/gpu/bare.py MODULE ARGUMENTS`` runs a module then, as ``python -m`` does.
+``python tests/gpu/bare.py MODULE ARGUMENTS`` then runs a module, as ``python -m`` does.
 """
 
 import importlib.util
@@ -14,8 +14,9 @@ _STAND_INS = Path(__file__).parent / "stand_ins"
 
 
 def find_packages() -> list[str]:
-    """Call it before anything of ``fvc_lib`` is imported; gives which packages are stood in for. Processes that this
-    one starts find them too.
+    """Put the project and stand-ins on Python's path, and return the names of the replaced packages.
+
+    Call this before an import of ``fvc_lib``. Child processes find the stand-ins too.
     """
     missing = [name for name in ("safetensors", "threadpoolctl") if importlib.util.find_spec(name) is None]
     stand_ins = [str(_STAND_INS)] if missing else []
@@ -27,7 +28,7 @@ def find_packages() -> list[str]:
 
 
 def prepare() -> list[str]:
-    """``find_packages``, and what torch reads when it starts as a run has it. For a program, not for a test."""
+    """Call ``find_packages``, and set the allocator's environment as a run does. For programs, not for tests."""
     missing = find_packages()
 
     from fvc_lib.services.memory import allocator_environment
@@ -39,6 +40,6 @@ def prepare() -> list[str]:
 if __name__ == "__main__":
     stood_in = prepare()
     if stood_in:
-        print(f"without {' and '.join(stood_in)}, which are stood in for", flush=True)
+        print(f"without {' and '.join(stood_in)}, which stand-ins replace", flush=True)
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

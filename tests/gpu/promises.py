@@ -1,7 +1,7 @@
-"""Promises that a device must keep before a training on it can be trusted; each is tried with tiny trainings.
+"""Try the promises that a device must keep before a training on it can be trusted, with tiny trainings.
 
-``make test-gpu`` prints a line for each: pass, fail or skip, and figures. All clips are generated, and nothing is
-imported beyond torch, numpy and the engine.
+``make test-gpu`` prints one line per promise: pass, fail or skip, and figures. All clips are generated. Only torch,
+numpy and the engine are imported.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ PROMISES: dict[str, tuple[Callable[[Lab], str], tuple[str, ...]]] = {}
 
 
 class BrokenPromiseError(Exception):
-    """What was found instead."""
+    """A promise was broken; the message says what was found instead."""
 
 
 class NotTriedError(Exception):
-    """Why the promise cannot be tried here."""
+    """A promise cannot be tried here; the message says why."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one promise."""
+    """The outcome of one promise."""
 
     promise: str
     verdict: Verdict
@@ -59,12 +59,15 @@ class Outcome:
     seconds: float
 
     def line(self) -> str:
-        """As it is printed."""
+        """Return the outcome as one line."""
         return f"{self.verdict:4}  {self.promise}: {self.found} ({self.seconds:.1f} s)"
 
 
 def promise(name: str, *kinds: str) -> Callable[[Callable[[Lab], str]], Callable[[Lab], str]]:
-    """Declares one for these kinds of devices (none: all); the function gives figures or raises."""
+    """Return a decorator that declares a promise for these kinds of devices (none: all).
+
+    The decorated function returns figures as text, or raises.
+    """
 
     def declare(function: Callable[[Lab], str]) -> Callable[[Lab], str]:
         PROMISES[name] = function, kinds or ("cuda", "mps", "cpu")
@@ -80,15 +83,15 @@ def _need(kept: bool, found: str) -> str:
 
 
 def try_promises(device: str = "auto", only: str = "") -> Iterator[Outcome]:
-    """Each of ``PROMISES`` whose name contains ``only``, on ``device``; nothing that goes wrong ends it.
+    """Yield the outcome of every promise whose name contains ``only``, on ``device``. An error does not end the trials.
 
     Raises:
-        UsageError: the device is not there.
+        UsageError: the device is not available.
     """
     compute, threads = resolve_device(device), torch.get_num_threads()
-    torch.set_num_threads(1)  # these trainings are too small for more, and the number decides how sums are rounded
+    torch.set_num_threads(1)  # the trainings are small, and the number of threads determines how sums are rounded
     logged = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # that memory runs out is wanted here
+    logging.disable(logging.WARNING)  # out-of-memory is provoked here
     try:
         for name, (function, kinds) in PROMISES.items():
             if only in name:
@@ -108,7 +111,7 @@ def _tried(name: str, function: Callable[[Lab], str], kinds: tuple[str, ...], co
             found = function(Lab(compute, Path(folder)))
         except NotTriedError as error:
             verdict, found = "skip", str(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the promise is not kept and the others are tried
+        except Exception as error:  # noqa: BLE001 - any error breaks the promise; the next one is tried
             verdict = "fail"
             found = str(error) if isinstance(error, BrokenPromiseError) else f"{type(error).__name__}: {error}"
     devices.give_back_unused()
@@ -118,7 +121,7 @@ def _tried(name: str, function: Callable[[Lab], str], kinds: tuple[str, ...], co
 
 @promise("mixed precision learns what float32 learns")
 def mixed_precision(lab: Lab) -> str:
-    """bfloat16, and float16 with its scaler, against float32."""
+    """Compare bfloat16, and float16 with its scaler, with float32."""
     plain = lab.train("float32").best_loss
     found, kept = [f"validation loss float32 {plain:.4f}"], True
     for dtype in (torch.bfloat16, torch.float16):
@@ -134,7 +137,7 @@ def mixed_precision(lab: Lab) -> str:
 
 def _out_of_memory_in(place: str, lab: Lab) -> str:
     undisturbed, task = lab.train("undisturbed"), Greedy(place)
-    # After the weights were changed: where memory runs out in the middle, what they are then is not known either.
+    # The hook runs after the weights were changed, so only a checkpoint has the old weights.
     hook = register_optimizer_step_post_hook(lambda *_: task.at("optimizer", lab.compute.device))
     try:
         state = lab.train("disturbed", task)
@@ -154,7 +157,7 @@ for _place in ("forward", "backward", "optimizer", "validation"):
 
 @promise("a training that does not fit into the device goes on in smaller pieces", "cuda")
 def squeezed(lab: Lab) -> str:
-    """No allocation is made to fail: the allocator is given less than the training needs."""
+    """Give the allocator less memory than the training needs; no allocation is made to fail."""
     device, task = lab.compute.device, lab.large
     states, peaks = [], []
     for micro_batch in (32, 8):
@@ -180,7 +183,7 @@ def squeezed(lab: Lab) -> str:
 
 @promise("the predicted peak of memory is within 25 % of the measured one")
 def predicted_peak(lab: Lab) -> str:
-    """In a process of its own, whose peak is that of this training."""
+    """Compare both in a new process, whose peak is that of this training."""
     (answer,) = lab.in_child(predict_and_measure)
     _need(isinstance(answer, list), str(answer))
     predicted, measured, problem = answer
@@ -189,7 +192,10 @@ def predicted_peak(lab: Lab) -> str:
 
 
 def predict_and_measure(lab: Lab, number: int) -> tuple[int, int, str]:
-    """In a child: predicted and measured peak in bytes, on CUDA of the device's memory, elsewhere of the process."""
+    """Return predicted peak, measured peak (bytes) and the problem; called in a child.
+
+    The peaks are of the device's memory on CUDA, and of the process elsewhere.
+    """
     device, task = lab.compute.device, lab.large
     cuda, sizes = device.type == "cuda", {"effective_batch_size": 16, "micro_batch": 8}
     probe = devices.device_memory_probe(device)
@@ -202,7 +208,7 @@ def predict_and_measure(lab: Lab, number: int) -> tuple[int, int, str]:
     free = torch.cuda.mem_get_info(device)[0] if cuda else 0
     memory_budget.reset_high_water()
     lab.train("predicted", task, lab.compute, **sizes)
-    if cuda:  # with the driver's context, which is in no allocator's statistics
+    if cuda:  # the driver's context is in no allocator's statistics
         context = free - torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_reserved(device)
         return report.peak_bytes, torch.cuda.max_memory_allocated(device) + max(0, context), report.problem
     of_driver = torch.mps.driver_allocated_memory() if device.type == "mps" else 0
@@ -211,7 +217,7 @@ def predict_and_measure(lab: Lab, number: int) -> tuple[int, int, str]:
 
 @promise("a training that is stopped goes on to the same bits")
 def stopped(lab: Lab) -> str:
-    """With dropout's draws, the optimizer's moments and the order of samples as they were."""
+    """Stop and resume a training with dropout; compare the weights with an undisturbed one to the bit."""
     whole, asked = lab.train("whole", compute=lab.compute), iter(range(1000))
     try:
         lab.engine("stopped", compute=lab.compute, stop=lambda: next(asked) >= 4).fit()
@@ -228,7 +234,7 @@ def _same_end(state: TrainingState, whole: TrainingState) -> str:
 
 @promise("two ranks train what one process trains")
 def two_ranks(lab: Lab) -> str:
-    """On a GPU each; on the CPU in two processes."""
+    """Train on two GPUs, or in two processes on the CPU, and compare with one process."""
     kind = lab.compute.device.type
     if kind == "mps":
         raise NotTriedError("a Mac has one GPU")
@@ -242,13 +248,13 @@ def two_ranks(lab: Lab) -> str:
         lab.folder / "ranks" / "latest_checkpoint.pt",
     )
     _need(path.is_file() and len(set(digests)) == 1, f"the ranks ended with {digests}")
-    state = lab.train("ranks", micro_batch=4)  # finished: what it ended with
+    state = lab.train("ranks", micro_batch=4)  # the training has finished, so its result is loaded
     distance = weight_distance(state, alone)
     return _need(distance < SAME_WEIGHTS, f"weights of both ranks equal, and {distance:.1e} from one process's")
 
 
 def one_rank(lab: Lab, rank: int, port: int) -> str:
-    """In a child: the digest of its best weights."""
+    """Train as ``rank`` and return the digest of the best weights; called in a child."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     compute = lab.plain
     if compute.device.type == "cuda":
@@ -261,7 +267,7 @@ def one_rank(lab: Lab, rank: int, port: int) -> str:
 
 
 def machine(device: str = "auto") -> str:
-    """What the promises are tried on, in one line."""
+    """Return a line that describes the machine on which the promises are tried."""
     compute = resolve_device(device)
     parts = [compute.describe(), f"torch {torch.__version__}", platform.platform(), f"{available_cores()} cores"]
     if compute.device.type == "cuda":

@@ -1,6 +1,6 @@
-"""``make test-gpu``: try every promise on the GPU of this machine, with nothing installed but torch and numpy.
+"""``make test-gpu``: try every promise on this machine's GPU, with only torch and numpy installed.
 
-Without a GPU it says so and succeeds, unless one was asked for by name. Prints a line per promise and what it ran on.
+Print the machine and one line per promise. Without a GPU, say so and succeed, unless the user named a device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bare import find_packages, prepare
 
 
 def main(words: list[str] | None = None) -> int:
-    """The exit status: 1 where a promise was broken."""
+    """Return the exit status: 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="make test-gpu", description=__doc__)
     parser.add_argument("--device", default="auto", help="cuda, mps or cpu; auto: a GPU, or nothing is tried")
     parser.add_argument("--only", default="", help="promises with these words")
@@ -31,7 +31,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         print(machine(asked.device), flush=True)
         if missing:
-            print(f"without {' and '.join(missing)}, which are stood in for")
+            print(f"without {' and '.join(missing)}, which stand-ins replace")
         broken = 0
         for outcome in try_promises(asked.device, asked.only):
             print(outcome.line(), flush=True)

@@ -1,6 +1,5 @@
-"""The promises of ``make test-gpu`` on the CPU; they need torch and numpy alone."""
+"""The promises of ``make test-gpu`` hold on the CPU, with only torch and numpy."""
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from tests.gpu.promises import try_promises
 
 GPU = Path(__file__).parent
-# Beyond torch's own needs, all that the project asks for.
+# All packages that the project needs besides those of torch.
 OTHERS = ("av", "click", "duckdb", "polars", "psutil", "pyarrow", "pydantic", "scipy", "sklearn",
           "tqdm", "yaml")  # fmt: skip
 
@@ -49,19 +48,8 @@ sys.exit(status)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "pass  a training that is stopped goes on to the same bits" in done.stdout
-    # What stands in for safetensors reads and writes its format.
+    # The stand-in for safetensors reads and writes its format.
     found = safetensors.torch.load_file(tmp_path / "ours")
     assert all(found[name].equal(tensor) and found[name].dtype == tensor.dtype for name, tensor in weights.items())
     with safetensors.safe_open(tmp_path / "ours", "pt") as opened:
         assert opened.metadata() == {"epoch": "3"}
-
-
-@pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_is_skipped_with_the_reason_unless_one_was_asked_for(monkeypatch, capsys):
-    monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.syspath_prepend(GPU)
-    run = importlib.import_module("run")
-    assert run.main([]) == 0
-    assert capsys.readouterr().out.startswith("skipped: torch")
-    assert run.main(["--device", "cuda"]) == 2
-    assert "does not find" in capsys.readouterr().err

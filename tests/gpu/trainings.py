@@ -1,4 +1,4 @@
-"""Tiny trainings of generated clips, with which it is tried what a device keeps. They need torch and numpy alone."""
+"""Tiny trainings of generated clips, for the promises. They need only torch and numpy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHILD_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class NoisyClips:
-    """``number`` clips, uint8 (frames, 3, side, side); every other one is a fake, and noisier."""
+    """``number`` clips, uint8 (frames, 3, side, side). Every second clip is a fake, which has more noise."""
 
     first: int
     number: int
@@ -36,7 +36,7 @@ class NoisyClips:
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """1 for a fake."""
+        """The classes of the clips: 1 for a fake, else 0."""
         return tuple(index % 2 for index in range(self.number))
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class SmallNet(nn.Module):
         self.head = nn.Linear(64, 1)
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Logits (B,) from frames uint8 (B, T, 3, H, W)."""
+        """Return logits (B,) for frames uint8 (B, T, 3, H, W)."""
         pixels = frames.float().div(128).sub(1).transpose(1, 2)
         features = F.relu(self.second(F.relu(self.norm(self.first(pixels)))))
         pooled = torch.cat([features.mean((2, 3, 4)), features.float().std((2, 3, 4))], dim=1)
@@ -70,7 +70,7 @@ class SmallNet(nn.Module):
 
 
 class Logits:
-    """Accumulates logits and labels."""
+    """An accumulator of logits and labels."""
 
     def __init__(self) -> None:
         self._columns = SampleColumns()
@@ -80,7 +80,7 @@ class Logits:
         self._columns.add(batch.sample_ids, {"logits": outputs["logits"], "label": batch.tensors["label"]})
 
     def compute(self) -> dict[str, float]:
-        """The share of right answers."""
+        """Return the share of correct classes."""
         right = (self._columns.column("logits") > 0) == (self._columns.column("label") > 0.5)
         return {"accuracy": float(right.float().mean())}
 
@@ -94,34 +94,35 @@ class Logits:
 
 
 class ClipTask:
-    """Real or fake, of ``NoisyClips``."""
+    """The task to tell real from fake ``NoisyClips``."""
 
     def __init__(self, number: int = 24, frames: int = 4, side: int = 32) -> None:
         self.training_data = NoisyClips(0, number, frames, side)
         self.validation_data = NoisyClips(10_000, max(8, number // 4), frames, side)
 
     def build_model(self) -> nn.Module:
-        """A new one."""
+        """Return a new network."""
         return SmallNet()
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
-        """Logits (B,)."""
+        """Return the logits (B,)."""
         return {"logits": model(batch.tensors["frames"])}
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        """Binary cross-entropy."""
+        """Return the binary cross-entropy."""
         labels = batch.tensors["label"]
         total = F.binary_cross_entropy_with_logits(outputs["logits"].float(), labels, reduction="sum")
         return LossSum(total, torch.tensor(float(len(labels)), device=labels.device))
 
     def new_accumulator(self) -> Logits:
-        """An empty one."""
+        """Return an empty accumulator."""
         return Logits()
 
 
 class Greedy(ClipTask):
-    """Asks once for more memory than there is: the second time at ``forward``, ``backward``, ``optimizer`` or
-    ``validation``, because before the first step there is no state to fall back behind.
+    """A task that once requests more memory than there is: the second time that a training reaches ``place``.
+
+    ``place`` is ``forward``, ``backward``, ``optimizer`` or ``validation``.
     """
 
     def __init__(self, place: str) -> None:
@@ -129,7 +130,7 @@ class Greedy(ClipTask):
         self.place, self.passes = place, 0
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
-        """As it is, but for that."""
+        """Return the outputs, after the request if it is due."""
         training = torch.is_grad_enabled()
         self.at("forward" if training else "" if model.training else "validation", batch.tensors["frames"].device)
         outputs = super().forward(model, batch)
@@ -139,16 +140,16 @@ class Greedy(ClipTask):
         return outputs
 
     def at(self, place: str, device: torch.device) -> None:
-        """The training has come to ``place``."""
+        """Count that the training has reached ``place``, and fill the memory if it is due."""
         self.passes += place == self.place
         if place == self.place and self.passes == 2:
             fill_memory(device)
 
 
 def fill_memory(device: torch.device) -> list[Tensor]:
-    """Take memory until the device refuses; what it raises is what a training would meet.
+    """Allocate memory until the device raises its error.
 
-    On the CPU more than any address space holds is asked for at once, because there filling up would harm others.
+    On the CPU request more than any address space holds, because filling the memory would disturb other processes.
     """
     if device.type == "cpu":
         return [torch.empty(1 << 50, dtype=torch.uint8)]
@@ -161,14 +162,14 @@ def fill_memory(device: torch.device) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Lab:
-    """Where promises are tried."""
+    """The device and the folder for the trials."""
 
     compute: ComputeDevice
     folder: Path
 
     @property
     def plain(self) -> ComputeDevice:
-        """In float32."""
+        """The device in float32."""
         return replace(self.compute, amp_dtype=None)
 
     def engine(
@@ -181,7 +182,7 @@ class Lab:
         ranks: ProcessRanks | None = None,
         **changes: Any,
     ) -> Engine:
-        """Of one training, with its checkpoints in the folder ``name``."""
+        """Return the engine of a training whose checkpoints are in the folder ``name``."""
         settings = EngineSettings(
             epochs=2, effective_batch_size=8, micro_batch=8, learning_rate=3e-3, weight_decay=0.01, warmup_share=0.1,
             max_gradient_norm=1.0, early_stopping_epochs=0, seed=0,
@@ -196,17 +197,18 @@ class Lab:
     def train(self, name: str, task: ClipTask | None = None, compute: ComputeDevice | None = None, **changes: Any) -> (
         TrainingState
     ):  # fmt: skip
-        """From nothing, or from where the folder ``name`` stands, to the end."""
+        """Train to the end, from the checkpoint in the folder ``name`` if there is one, and return the state."""
         return self.engine(name, task, compute, **changes).fit()
 
     @property
     def large(self) -> ClipTask:
-        """One whose activations are most of the memory that it takes."""
+        """A task most of whose memory is activations."""
         return ClipTask(32, 8, 64) if self.compute.device.type == "cpu" else ClipTask(32, 16, 112)
 
     def in_child(self, function: Callable[..., Any], *arguments: Any, count: int = 1) -> list[Any]:
-        """What ``function(lab, number, *arguments)`` gives, for each number below ``count``, each in a new process; of
-        one that ended otherwise, how.
+        """Call ``function(lab, number, *arguments)`` for every number below ``count``, each in a new process.
+
+        Return the results, or a text for a process that crashed or timed out.
         """
         first = [self.compute.device.type, str(self.folder), function.__module__, function.__name__]
         items = [[*first, number, *arguments] for number in range(count)]
@@ -217,7 +219,7 @@ class Lab:
 
 
 def child(item: list[Any]) -> Any:
-    """In a process of its own: see ``Lab.in_child``."""
+    """Call the function of ``item`` in a child process (``Lab.in_child``)."""
     device, folder, module, function, number, *arguments = item
     torch.set_num_threads(1)  # as in ``try_promises``
     with exact_products():
@@ -227,16 +229,16 @@ def child(item: list[Any]) -> Any:
 
 
 def weight_distance(state: TrainingState, other: TrainingState) -> float:
-    """The largest relative difference of a tensor of the best epochs' weights."""
+    """Return the largest relative difference between tensors of the best epochs' weights."""
     pairs = [(state.best_model[name], tensor) for name, tensor in other.best_model.items()]
     return max(float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in pairs)
 
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """On CUDA float32 products in float32, and convolutions whose sums are added in one order: so bits can be compared.
+    """Within the block, compute float32 products in float32, and convolutions in a fixed order of sums.
 
-    The engine itself leaves cuDNN its choice, and claims no equality of bits there.
+    So results on CUDA can be compared to the bit. The engine itself lets cuDNN choose, and does not claim equal bits.
     """
     cudnn, before = torch.backends.cudnn, torch.backends.cudnn.deterministic
     with devices.cuda_kernels(replace(resolve_device(), amp_dtype=None)):

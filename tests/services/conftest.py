@@ -1,4 +1,4 @@
-"""What tests that measure this process need."""
+"""Fixtures of tests that measure the memory of this process."""
 
 from multiprocessing import forkserver
 
@@ -7,7 +7,5 @@ import pytest
 
 @pytest.fixture
 def alone() -> None:
-    """No child of an earlier test beside this process: the server that others fork their processes from, with torch
-    loaded, is 270 MB. It begins anew with the next test that needs it.
-    """
+    """Stop the fork server of earlier tests, which has torch loaded (270 MB). The next test that needs it starts it."""
     forkserver._forkserver._stop()

@@ -1,4 +1,4 @@
-"""Either the old content or the new, whatever operation fails; leftovers of the dead are swept."""
+"""A file has its old or its new content, whichever operation fails; temporary files of dead writers are removed."""
 
 import errno
 import os
@@ -42,7 +42,7 @@ with atomic_output(folder / "shared.bin") as temporary:
 
 
 def start_writer(host: str, folder: Path) -> tuple[subprocess.Popen[str], str]:
-    """A process in the middle of writing ``shared.bin`` as a machine called ``host``, and its temporary's name."""
+    """Start a process that writes ``shared.bin`` as machine ``host``; return it and its temporary file's name."""
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, host, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -55,7 +55,7 @@ def kill(writer: subprocess.Popen[str]) -> None:
 
 
 def test_machines_that_share_a_folder_never_sweep_each_others_live_temporaries(tmp_path):
-    """Two nodes and this one in mid-write; those of dead writers go at once here, after a day from elsewhere."""
+    """Temporary files of dead writers are removed at once on this machine, and after a day from other machines."""
     writers = [start_writer(host, tmp_path) for host in ("", "node-1.cluster.local", "node2", "")]
     assert len({name for _, name in writers}) == 4
     kill(writers[0][0])

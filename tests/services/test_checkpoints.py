@@ -36,7 +36,7 @@ def open_folder(place, reports):
 
 
 def save(folder, epoch, *, best_epoch=None):
-    """A state whose numbers name the epoch, so that a mix-up shows."""
+    """Save a state whose numbers are the epoch, so that a mix-up shows."""
     best_epoch = epoch if best_epoch is None else best_epoch
     folder.save(
         {"weights": torch.full((3,), float(epoch)), "history": [{"epoch": epoch}], "none": None},
@@ -48,7 +48,7 @@ def save(folder, epoch, *, best_epoch=None):
 
 
 def consistent(folder: CheckpointFolder) -> int:
-    """The epoch that loads, after checking that state and best model belong to it."""
+    """Return the epoch that loads, after a check that state and best model belong to it."""
     checkpoint = folder.load()
     assert checkpoint.state == {**checkpoint.state, "history": [{"epoch": checkpoint.epoch}], "none": None}
     assert checkpoint.state["weights"].tolist() == [checkpoint.epoch] * 3
@@ -67,7 +67,7 @@ def test_the_latest_and_the_one_before_it_are_kept_and_come_back(open_folder, pl
     assert {path.name for path in place.iterdir()} == {LATEST, PREVIOUS, BEST}
     checkpoint = open_folder().load()
     assert (checkpoint.epoch, checkpoint.step, checkpoint.best_epoch) == (3, 30, 1)
-    (place / LATEST).unlink()  # as a kill between the two renames leaves it
+    (place / LATEST).unlink()  # the state after a kill between the two renames
     assert consistent(open_folder()) == 2
     folder.drop_previous()
     assert open_folder().load() is None

@@ -1,4 +1,4 @@
-"""Which code a notebook depends on: all that it names, directly or not, and nothing else."""
+"""A notebook depends on all modules that it names, directly or indirectly, and on nothing else."""
 
 import shutil
 import subprocess
@@ -18,7 +18,7 @@ NOTEBOOKS = [ROOT / "notebooks" / f"{stage.name}.ipynb" for stage in STAGES]
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """An ``fvc_lib``: engine -> steps -> (in a function) tools.deep; a child is started by name; island is alone."""
+    """Return a package: engine -> steps -> (in a function) tools.deep; a child is started by name; island is alone."""
     folder = tmp_path / "fvc_lib"
     files = {
         "__init__.py": "",
@@ -67,7 +67,7 @@ def test_the_code_that_runs_a_notebook_is_not_what_the_notebook_depends_on():
 
 
 def test_what_clips_are_stored_under_covers_every_module_that_importing_loads():
-    """Against the interpreter's own list, so that a module which is split off cannot be forgotten."""
+    """Compare with the interpreter's list of loaded modules, so that no new module is forgotten."""
     code = "import sys, fvc_lib.video.decode.clip\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.removeprefix("fvc_lib.") for name in done.stdout.split() if name.startswith("fvc_lib.video")}

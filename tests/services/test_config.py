@@ -1,4 +1,4 @@
-"""Precedence, refusals with suggestions, and a hash that means the experiment and nothing else."""
+"""Configuration: precedence, refusals with suggestions, and a hash of the experiment alone."""
 
 import pytest
 import yaml
@@ -144,7 +144,7 @@ def test_a_field_newer_than_a_run_has_its_neutral_value_there_and_not_today_s_de
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_a_neutral_value_is_in_no_hash_and_no_binding(task, name):
-    """So a field that somebody adds leaves every run and checkpoint alone."""
+    """So a new field changes no earlier run or checkpoint."""
     config = RunConfig(task=task).model_copy(update={name: DECLARED[name].neutral})
     assert name not in config.training_values()
     for stage in STAGES:

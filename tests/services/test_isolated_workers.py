@@ -33,13 +33,13 @@ def work(item):
         os.write(1, b"native noise\\n")
     elif kind == "pid":
         return os.getpid()
-    elif kind == "killed":  # the first of all, as the system kills for memory
+    elif kind == "killed":  # only the first process is killed, as by the system for memory
         try:
             os.close(os.open(value, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return value
         os.kill(os.getpid(), 9)
-    elif kind == "alone":  # killed while the pool has another child, as where memory holds one
+    elif kind == "alone":  # killed while another child lives, as if memory sufficed for one
         import psutil
         try:
             others = [each.cmdline() for each in psutil.Process(os.getppid()).children() if each.pid != os.getpid()]
@@ -139,7 +139,7 @@ def test_a_hanging_child_does_not_outlive_a_killed_parent(function: str, tmp_pat
             time.sleep(0.01)
         parent.send_signal(signal.SIGKILL)
     with held.open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # waits for the child's end
+        fcntl.flock(lock, fcntl.LOCK_EX)  # wait for the child's end
         assert lock.read() == "held"
 
 

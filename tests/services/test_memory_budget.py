@@ -1,4 +1,4 @@
-"""The budget is the smallest limit anybody has set, and it says who."""
+"""The budget is the smallest limit, and names its origin."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from fvc_lib.services.memory import ALLOC_CONF_NAMES, allocator_environment, mem
 
 @pytest.fixture
 def tree(tmp_path: Path):
-    """A machine's root with the control groups that a test lays down in it."""
+    """Return a function that writes control groups into a folder, which stands for the machine's root."""
 
     def lay(membership: str, **limits: str) -> Path:
         (tmp_path / "proc/self").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The sampler sees memory come and go, in the phase it came in, and speaks up before it ends."""
+"""The sampler attributes memory to phases, and warns before memory runs out."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def sampled(tmp_path: Path):
-    """Open a sampler that samples only when it is told to."""
+    """Return a function that opens a sampler, which samples only on request."""
     opened: list[MemorySampler] = []
 
     def open_as(**settings: Any) -> MemorySampler:
@@ -43,7 +43,7 @@ def sampled(tmp_path: Path):
 
 @pytest.fixture
 def holding(monkeypatch: pytest.MonkeyPatch):
-    """``holding(bytes)``: so much is what this process is said to hold, whatever earlier tests left in it."""
+    """Return a function that sets the measured memory of this process."""
 
     def hold(held: int) -> None:
         monkeypatch.setattr(ProcessTree, "measure", lambda tree: ProcessMemory(held, held, held))
@@ -76,7 +76,7 @@ def peaks_between_two_samples(path: Path) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resets VmHWM")
 def test_an_allocation_and_its_peak_stand_in_the_phase_they_came_in(tmp_path):
-    # In a process of its own: one that ran other tests gives back memory, and has children, at any moment.
+    # In a new process, because one that ran other tests may free memory and have children.
     code = (
         f"from pathlib import Path; from {__name__} import peaks_between_two_samples as body; "
         f"body(Path({str(tmp_path)!r}, 'log'))"

@@ -1,4 +1,4 @@
-"""Lines are whole, in order and JSON, also after a torn end and for numbers JSON does not have."""
+"""Lines are complete JSON, in order, also after a torn end and for values that JSON lacks."""
 
 import json
 import subprocess
@@ -56,7 +56,7 @@ def test_a_process_that_is_killed_has_lost_no_line_it_appended(tmp_path):
 
 @pytest.fixture(params=["a full disk", "a file at its size limit"])
 def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDisk]:
-    """A real tmpfs where this process may mount one; a real limit on the size of files everywhere."""
+    """Yield a small disk: a tmpfs if this process may mount one, and a limit on the size of files."""
     full = request.param == "a full disk"
     with small_tmpfs(tmp_path / "disk") if full else limited_files(tmp_path) as disk:
         yield disk
@@ -82,7 +82,7 @@ def test_a_full_disk_stops_nothing_and_the_log_says_how_many_lines_it_lost(small
     assert log.lines_lost == lost
     lines = path.read_text().splitlines()
     rows = [json.loads(line) for line in lines if line.endswith("}")]
-    assert len(lines) - len(rows) <= 1  # torn where the disk was full, and nothing is glued to it
+    assert len(lines) - len(rows) <= 1  # torn when the disk was full, and ended before the next line
     assert len(rows) == 2 * 160 - lost
     assert [row["step"] for row in rows[-20:]] == [step for step in range(150, 160) for _ in range(2)]
     first, last = [record.getMessage() for record in caplog.records]

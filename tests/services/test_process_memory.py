@@ -1,4 +1,4 @@
-"""What a process and its children hold is what the machine would get back, shared pages counted once."""
+"""Pages that a process shares with its children count once."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="re
 
 
 def held_by_children(program: str, *, then: str = "") -> tuple[int, int, int]:
-    """Run ``program`` in a fresh interpreter and read the ``rss tree sum`` of bytes it prints."""
+    """Run ``program`` in a new interpreter, and return the bytes that it prints: rss, tree and sum."""
     code = f"""
 import os, sys, time, psutil
 from fvc_lib.services.memory import ProcessTree

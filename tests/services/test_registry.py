@@ -1,4 +1,4 @@
-"""Registries fill themselves from a folder; names are checked without imports."""
+"""Registries find items in the files of a folder, and check names without imports."""
 
 import sys
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Named:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A package of plug-ins; each file registers at ``registered_shapes.SHAPES``."""
+    """Yield a package of plug-ins, whose files register at ``registered_shapes.SHAPES``."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "registered_shapes.py").write_text(
         "from fvc_lib.services.registry import Registry\nSHAPES = Registry('shape', 'plugged_shapes')\n"

@@ -1,4 +1,4 @@
-"""Schemas stop a bad table at the border, on writing and on reading, and name the column."""
+"""Schemas refuse a bad table on writing and on reading, and name the column."""
 
 import csv
 import io

@@ -52,12 +52,6 @@ def test_a_pattern_that_cannot_be_followed_names_the_fault(folder, pattern, fact
         tars_of(folder / pattern)
 
 
-def test_unpadded_ranges_are_not_padded(tmp_path):
-    for number in (0, 5, 10):
-        (tmp_path / f"{number}.tar").touch()
-    assert [tar.name for tar in tars_of(tmp_path / "{0..1}*.tar")] == ["0.tar", "10.tar"]
-
-
 def test_a_path_that_exists_is_no_pattern(tmp_path):
     (tmp_path / "a[1]{2}.tar").touch()
     assert not is_pattern(tmp_path / "a[1]{2}.tar")

@@ -1,4 +1,4 @@
-"""Of every field it is known which task reads it, and one that would change nothing is refused."""
+"""Every field declares the tasks that read it; a field without effect is refused."""
 
 import re
 from typing import Any, Literal, get_args, get_origin
@@ -37,7 +37,7 @@ def test_what_would_change_nothing_is_refused_by_name(task, given, foreign):
 
 
 def another_value(name: str) -> Any:
-    """One that differs from the field's default."""
+    """Return a value that differs from the field's default."""
     default, kind = RunConfig.model_fields[name].default, RunConfig.model_fields[name].annotation
     if get_origin(kind) is Literal:
         return next(each for each in get_args(kind) if each != default)
@@ -68,7 +68,7 @@ def test_what_a_value_may_change_decides_hash_binding_resume_and_forks(name):
     assert (name in STARTS_ANEW) == (declared.changes in {"data", "weights"})
     if declared.changes in {"weights", "data", "results"}:
         assert name not in MAY_CHANGE_ON_RESUME
-        # Of what these list each stage's fingerprint has the content.
+        # The fingerprint of each stage has the content of the files that these fields list.
         assert declared.hashed or name in ("corpus", "more_corpora")
     if declared.changes in {"nothing", "folder"}:
         assert not declared.hashed

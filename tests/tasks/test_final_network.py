@@ -74,7 +74,7 @@ def test_all_groups_train_it_or_choose_for_it_and_nothing_tests_it(run):
     assert chose.height == outcome.num_validation
     assert set(chose["label"]) == {"real", "fake"}
     assert chose["temperature"].unique().to_list() == [outcome.training.temperature]
-    assert (run.root / "checkpoints" / "final" / "best_model.safetensors").is_file()
+    assert (run.root / "checkpoints" / "04b_final_training" / "best_model.safetensors").is_file()
     for fold in (0, 1):  # and no fold's number has changed its meaning
         assert read_table(run.predictions(fold), PREDICTIONS)["fold"].unique().to_list() == [fold]
 

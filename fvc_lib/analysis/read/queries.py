@@ -24,7 +24,7 @@ from fvc_lib.services.config import NEUTRAL, NOT_HASHED, RunConfig
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.records.digests import damage_of, refuse_damaged
-from fvc_lib.services.run_paths import CHECKPOINT_FOLDERS, RunPaths, find_run, list_runs
+from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import CONTROL_TRAININGS, FOLD_TRAINING, TASKS
 
 # --- SQL over frames
@@ -290,7 +290,6 @@ def training_summary(runs: Sequence[RunPaths]) -> Answer:
     missing or of another type are null.
     """
     rows, notes = list[tuple[str, str, str, str]](), []
-    stages = {folder: stage for stage, folder in CHECKPOINT_FOLDERS.items()}
     for run, run_id in zip(runs, _names(runs), strict=True):
         for path in sorted((run.root / "checkpoints").glob("*/outcome.json")):
             outcome, name = read_json_object(path), path_to_text(path.parent.name)
@@ -300,7 +299,7 @@ def training_summary(runs: Sequence[RunPaths]) -> Answer:
             for trained, record in {"model": "training", **{name: name for name in CONTROL_TRAININGS}}.items():
                 if isinstance(outcome.get(record), dict):
                     text = json.dumps({**outcome, **outcome[record]})
-                    rows.append((run_id, stages.get(name, name), trained, text))
+                    rows.append((run_id, name, trained, text))
     query = f"""
         WITH outcomes AS (
             SELECT *, TRY_CAST(regexp_extract(name, '^fold_(\\d+)$', 1) AS BIGINT) AS fold,

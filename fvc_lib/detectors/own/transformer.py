@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fvc_lib.engine.task import Outputs
-from fvc_lib.services.errors import UsageError
 
 _EXPANSION = 4  # width of the hidden layer after each attention, relative to the model's, as in the paper
 _INITIAL_DEVIATION = 0.02  # standard deviation of initial embeddings, as in GPT-2 and CLIP
@@ -24,8 +23,6 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        if width % heads:
-            raise UsageError(f"text_heads: got {heads}, wanted a divisor of text_width, which is {width}.")
         self._heads = heads
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width, bias=False)

@@ -87,7 +87,7 @@ def train_fold(
     ``tables/predictions_fold_K.parquet``. For a finished fold, the stored outcome is returned without training.
 
     Without a fold, train one network on all groups (``train_final``). It is not tested and has no controls. Writes
-    ``checkpoints/final`` and ``tables/final_validation.parquet``.
+    ``checkpoints/04b_final_training`` and ``tables/final_validation.parquet``.
 
     Raises:
         DataError: the fold does not exist, clips are missing, or the training part has one class.

@@ -1,4 +1,4 @@
-"""Published networks of every family in sizes for tests, and what their publishers' own code gives for a clip."""
+"""Small published networks of every family, and helpers that run their publishers' code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIDE, FRAMES = 32, 4
 _LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 _VIDEO = {**_LAYERS, "image_size": SIDE, "num_frames": FRAMES, "num_labels": 5}
 _PICTURE = {**_LAYERS, "image_size": SIDE, "patch_size": 16}
-# By the name of ours: transformers' class and settings, and what holds the network's processor.
+# By detector: class and settings in transformers, and the class of the network's processor.
 SMALL_FOLDERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "timesformer": ("TimesformerForVideoClassification", {**_VIDEO, "patch_size": 16}, "VideoMAEImageProcessor"),
     "videomae": ("VideoMAEForVideoClassification", {**_VIDEO, "patch_size": 16}, "VideoMAEImageProcessor"),
@@ -56,7 +56,7 @@ def transformers() -> Any:
 
 
 def seeded(make: Callable[[], nn.Module], seed: int = 0) -> Any:
-    """What ``make`` makes, with every parameter and statistic drawn, none of them at a constant it began with."""
+    """Return the network that ``make`` builds; parameters and statistics that are constant become random."""
     with forked_random_state(seed, CPU):
         network = make()
         for tensor in network.state_dict().values():
@@ -66,13 +66,13 @@ def seeded(make: Callable[[], nn.Module], seed: int = 0) -> Any:
 
 
 def small_network(name: str) -> Any:
-    """The publisher's, with a class layer where it has one; for transformers."""
+    """Return a small network of the publisher's class in transformers, with its class layer if it has one."""
     kind = getattr(transformers(), SMALL_FOLDERS[name][0])
     return seeded(lambda: kind(kind.config_class(**SMALL_FOLDERS[name][1])))
 
 
 def write_folder(name: str, folder: Path) -> Any:
-    """As the hub has it, with its processor; returns the publisher's network."""
+    """Write a folder as on the hub, with its processor, and return the publisher's network."""
     network = small_network(name)
     network.save_pretrained(folder)
     _, _, processor = SMALL_FOLDERS[name]
@@ -81,7 +81,7 @@ def write_folder(name: str, folder: Path) -> Any:
 
 
 def given_to(layer: nn.Module, compute: Callable[[], Any]) -> torch.Tensor:
-    """What ``layer`` is given while ``compute`` runs."""
+    """Return the input of ``layer`` while ``compute`` runs."""
     found: list[torch.Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].detach()))
     try:
@@ -93,14 +93,14 @@ def given_to(layer: nn.Module, compute: Callable[[], Any]) -> torch.Tensor:
 
 
 def noise(number: int, num_frames: int, side: int) -> torch.Tensor:
-    """Frames uint8 (B, T, 3, H, W)."""
+    """Return noise as frames uint8 (B, T, 3, H, W)."""
     generator = torch.Generator().manual_seed(3)
     coarse = torch.randint(0, 256, (number, num_frames, 3, -(-side // 8), -(-side // 8)), generator=generator)
     return coarse.repeat_interleave(8, -1).repeat_interleave(8, -2)[..., :side, :side].to(torch.uint8).contiguous()
 
 
 def real_frames(number: int, side: int) -> torch.Tensor:
-    """uint8 (N, 3, side, side): corners of frames of the sample corpus's footage, encoded and decoded."""
+    """Return uint8 (N, 3, side, side): corners of encoded and decoded frames of the sample corpus."""
     pictures = []
     for shot in (Shot(f"frame {place}", 192, 192, 2, draw_camera(f"frame {place}")) for place in range(number)):
         content = encode_frames(render_shot(shot), Encoding("libx264", "mp4", 25, 1.0), 1_000_000)
@@ -131,7 +131,7 @@ def _torchvision(make: Callable[[Any], nn.Module]) -> Callable[[Path], Trunk]:
 
 
 def _r2plus1d(models: Any) -> nn.Module:
-    """Its first two layers, of one block each."""
+    """Return an R(2+1)D with its first two layers, one block each."""
     kinds = models.resnet
     network = kinds.VideoResNet(kinds.BasicBlock, [kinds.Conv2Plus1D] * 4, [1, 1, 1, 1], kinds.R2Plus1dStem)
     network.layer3, network.layer4, network.fc = nn.Identity(), nn.Identity(), nn.Linear(128, 5)
@@ -183,7 +183,7 @@ def _from_folder(name: str) -> Callable[[Path], Trunk]:
 
 @dataclass(frozen=True)
 class Small:
-    """A network of a family, with a head and a choice of what is trained."""
+    """A small network: its trunk, its head, and the parts that are trained."""
 
     trunk: Callable[[Path], Trunk]
     head: str = "mean"
@@ -219,7 +219,7 @@ SMALL = {
 
 @dataclass(frozen=True)
 class LongerClips(Clips):
-    """Of ``FRAMES`` frames of ``SIDE`` pixels."""
+    """Clips of ``FRAMES`` frames with sides of ``SIDE`` pixels."""
 
     kept: dict[int, Sample] = field(default_factory=dict)
 
@@ -233,7 +233,7 @@ class LongerClips(Clips):
 
 
 class SmallTask(VideoTask):
-    """The video task with one of ``SMALL``."""
+    """The video task with a network of ``SMALL``."""
 
     small: Small
     folder: Path
@@ -246,7 +246,7 @@ class SmallTask(VideoTask):
 
 @dataclass(frozen=True)
 class SmallTasks:
-    """``SmallTasks(name, folder)(rank)`` makes the task, in any process."""
+    """A picklable factory: ``SmallTasks(name, folder)(rank)`` returns the task in any process."""
 
     name: str
     folder: Path

@@ -1,4 +1,4 @@
-"""What the engine promises of every network, for published ones in small configurations."""
+"""The promises of the engine hold for small published networks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ BATCH_NORMS = ("r2plus1d", "x3d", "slowfast", "timm")  # from scratch
 
 @pytest.fixture
 def published(name, tmp_path):
-    """In double precision: Adam makes whole steps of what is only rounding."""
+    """Return tasks in double precision, because Adam turns rounding errors into whole steps."""
     return SmallTasks(name, tmp_path / "weights", double=True)
 
 
 def gradients(task, micro_batch, *, recompute=False):
-    """Of five clips in double precision, by the engine; and what trains."""
+    """Return the engine's gradients for five clips in double precision, and the model."""
     with forked_random_state(0, COMPUTE.device):
         torch.manual_seed(5)
         model = task.build_model()
@@ -41,7 +41,7 @@ def gradients(task, micro_batch, *, recompute=False):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_any_split_of_a_batch_gives_the_gradients_of_the_whole(published):
-    """Also where what was computed forwards is computed again backwards; every trained parameter has its gradient."""
+    """This also holds with gradient checkpointing."""
     task = published()
     wanted, model = gradients(task, 5)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -57,7 +57,7 @@ def test_any_split_of_a_batch_gives_the_gradients_of_the_whole(published):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_clip_s_logit_in_training_does_not_depend_on_its_batch_or_a_draw(published):
-    """Stochastic depth, dropout of attention and batch norms do nothing; a network that has them says so."""
+    """Stochastic depth, dropout of attention and batch norms are off; notes name networks that have them."""
     with forked_random_state(0, COMPUTE.device):
         model = published().build_model().train()
         frames = noise(3, 4, SMALL[published.name].side)

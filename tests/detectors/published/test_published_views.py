@@ -1,4 +1,4 @@
-"""What published networks see: sizes and colours as in their publishers' own code, and faces by the real MTCNN."""
+"""Sizes and colours of clips are those of the publishers' code; the real MTCNN finds faces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fvc_lib.services.registry import DETECTORS, View
 pytestmark = [pytest.mark.detectors, pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")]
 
 LABELLED = Path(__file__).parents[4] / "shared" / "media" / "labelled"
-# Of the hub's pages: frames, stride, and the side that the shorter side is resized to.
+# From the hub's pages: number of frames, stride, and length of the resized shorter side.
 PYTORCHVIDEO = {
     "x3d_xs": (4, 12, 182),
     "x3d_s": (13, 6, 182),
@@ -46,10 +46,10 @@ def test_pytorchvideo_s_networks_see_pictures_as_large_as_the_hub_says(name):
 
 
 @pytest.mark.parametrize(
-    ("video", "wanted"),  # left, top, right and bottom of the face, as shares, looked at by eye
+    ("video", "wanted"),  # left, top, right and bottom of the face as shares, estimated by eye
     [
         ("real/LivePortrait__838c5a_s18.mp4", (0.47, 0.16, 0.68, 0.54)),
-        ("fake/CogVideoX-experiments__54c854_persona_panino.mp4", None),  # lips and hands alone
+        ("fake/CogVideoX-experiments__54c854_persona_panino.mp4", None),  # only lips and hands
     ],
 )
 def test_a_face_is_found_where_it_is_and_none_where_there_is_none(video, wanted):

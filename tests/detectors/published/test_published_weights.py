@@ -1,4 +1,4 @@
-"""Published networks: their size, their weights as the publishers save them, their outputs and their pipelines."""
+"""Published networks have their published size, load published files, and give the publishers' outputs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,11 @@ PUBLISHED = {
     "timm:inception_v3": (2048, 1000, 23_834_568, "23.83"),
     "timm:vit_small_patch14_dinov2": (384, 0, 22_056_192, "22.1"),
 }
-POSITIONS = {"dinov2_small": 518, "dinov2_base": 518, "dinov2_large": 518}  # sides that weights have positions for
+POSITIONS = {
+    "dinov2_small": 518,
+    "dinov2_base": 518,
+    "dinov2_large": 518,
+}  # sides with positions
 
 
 def test_the_table_has_every_published_network():
@@ -88,7 +92,7 @@ def test_a_published_network_has_as_many_parameters_as_its_publisher_says(name):
     with torch.device("meta"):
         trunk = spec.build_trunk(TrunkOptions(name, spec.num_frames, spec.side, pretrained=False))
     assert sum(p.numel() for p in trunk.parameters()) + (features + 1) * classes == published
-    if millions:  # some are rounded, some cut off
+    if millions:  # some publishers round, others truncate
         assert abs(published / 1e6 - float(millions)) < 10 ** -len(millions.partition(".")[2])
     if spec.family == "torchvision":
         weights = imported("torchvision.models", name).get_model_weights(name)
@@ -103,7 +107,7 @@ def publishers_network(name):
     return getattr(imported("torchvision.models.video", name), name)
 
 
-# Where the size of what the class layer pools is fixed, or the network's clips are, nothing smaller can be compared.
+# (frames, side). Networks with a fixed input or pooling size are compared at that size.
 SIZES = {
     "r3d_18": (4, 32), "mc3_18": (4, 32), "r2plus1d_18": (4, 32), "s3d": (16, 224), "mvit_v2_s": (16, 224),
     "swin3d_t": (4, 64), "x3d_xs": (4, 160), "x3d_s": (13, 160), "x3d_m": (16, 224), "slow_r50": (8, 224),
@@ -113,7 +117,7 @@ SIZES = {
 
 @pytest.mark.parametrize("name", SIZES)
 def test_weights_of_a_video_network_give_the_features_of_the_publishers_own(name, tmp_path):
-    """The published file is saved by name, with its class layer; pytorchvideo's has it under ``model_state``."""
+    """A published file has weights by name, with the class layer; pytorchvideo's are under ``model_state``."""
     spec = DETECTORS.get(name)
     if spec.family == "torchvision":
         network = seeded(publishers_network(name))
@@ -141,7 +145,7 @@ def test_weights_of_a_video_network_give_the_features_of_the_publishers_own(name
 
 @pytest.mark.parametrize("name", SMALL_FOLDERS)
 def test_a_folder_of_transformers_gives_the_features_of_transformers_own_pipeline(name, tmp_path):
-    """On real frames: its own processor, which resizes nothing, before its own network."""
+    """Compare on real frames with the publisher's processor, without resizing, and network."""
     write_folder(name, tmp_path)
     kind, _, processor = SMALL_FOLDERS[name]
     network = getattr(transformers(), kind).from_pretrained(tmp_path).eval()
@@ -174,7 +178,7 @@ def test_a_folder_of_transformers_gives_the_features_of_transformers_own_pipelin
     ],
 )  # fmt: skip
 def test_weights_of_timm_give_the_features_of_timms_own_pipeline(name, side, tmp_path):
-    """On real frames: timm's own transform, without its resizing, before its own network."""
+    """Compare on real frames with timm's transform, without resizing, and network."""
     timm = imported("timm", name)
     data = imported("timm.data", name)
     sized = {"img_size": side} if name.startswith("vit") else {}

@@ -1,4 +1,4 @@
-"""What the engine uses of safetensors, for a machine that has torch and numpy alone. The format is its own."""
+"""The part of safetensors that the engine uses, in the same format, for a machine with only torch and numpy."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Self
 
 
 class SafetensorError(Exception):
-    """The file is none of this format."""
+    """The file has another format."""
 
 
 class safe_open:  # noqa: N801 - as the package calls it
-    """A file's header."""
+    """The header of a file."""
 
     def __init__(self, path: Path, framework: str) -> None:
         content = Path(path).read_bytes()

@@ -1,4 +1,4 @@
-"""Tensors to a file and back."""
+"""Write tensors to a file, and read them."""
 
 from __future__ import annotations
 
