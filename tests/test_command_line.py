@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -58,27 +56,6 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, monkeypatch):
     assert "04_fold_training_fold_3" not in done.stdout
     assert "new run" in done.stdout
     assert contents(tmp_path) == before
-
-
-def test_a_detector_that_cannot_be_imported_ends_it_before_a_run_begins(tmp_path):
-    """A checkout of its own, with one more detector in it; only its file is broken."""
-    home = tmp_path / "home"
-    shutil.copytree(ROOT / "fvc_lib", home / "fvc_lib", ignore=shutil.ignore_patterns("*.pyc.*"))
-    for name in ("notebooks", "params", "run_notebooks.py", "pyproject.toml"):
-        (home / name).symlink_to(ROOT / name)
-    broken = home / "fvc_lib/detectors/own/broken_net.py"
-    broken.write_text('import no_such_package\n\nDETECTORS.register(\n    DetectorSpec(\n        name="broken_net",\n')
-    program = f"import sys; sys.path[0] = {str(home)!r}; import run_notebooks; sys.exit(run_notebooks.main())"
-    given = ("-p", "model", "broken_net", "-p", "runs_dir", str(tmp_path / "runs"))
-    done = subprocess.run(
-        [sys.executable, "-c", program, *given],
-        cwd=home, env={**os.environ, "PYTHONPATH": str(home)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    assert "model 'broken_net'" in done.stderr
-    assert "detectors.own.broken_net" in done.stderr
-    assert "SyntaxError" in done.stderr
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -183,44 +160,19 @@ def test_no_run_begins_that_would_wait_for_a_cluster_that_does_not_answer(tmp_pa
     assert list(work.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("table", "exit_code", "words"),
-    [
-        ("path,label\n", 3, "list.csv"),
-        ("path,label\na.mp4,parody\nb.mp4,debunked\nc.mp4,debunked\n", 3,
-         "'label'"),
-        ("label\nreal\n", 2, "'path'"),
-        ("path,label,groop\na.mp4,real,1\n", 2, "'group'"),
-        ("path,label,split\na.mp4,real,hidden\n", 2, "'hidden'"),
-    ],
-)  # fmt: skip
-def test_a_label_table_that_cannot_be_used_is_refused_before_a_run_begins(
-    tmp_path, monkeypatch, table, exit_code, words
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "list.csv").write_text(table)
-    here = {"FVC_RUNS_DIR": str(tmp_path / "runs"), "FVC_CACHE_DIR": str(tmp_path / "cache")}
-    done = CliRunner().invoke(run_notebooks.main, ["-p", "corpus", "list.csv"], env=here)
-    assert (done.exit_code, words in done.stderr) == (exit_code, True), done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["list.csv"]
-
-
 def test_targets_that_are_no_names_of_the_corpora_are_refused_before_a_run_begins(tmp_path, monkeypatch):
     for name in ("faces", "others"):
         for label in ("real", "fake"):
             (tmp_path / name / label).mkdir(parents=True)
             (tmp_path / name / label / f"{name}.mp4").write_bytes(b"not opened here")
     before = contents(tmp_path)
-    asked = ["-p", "corpus", "faces", "-p", "more_corpora", "others", "-p", "protocol", "cross_corpus"]
+    asked = ["corpus", "faces", "-p", "more_corpora", "others", "-p", "protocol", "cross_corpus"]
     monkeypatch.chdir(tmp_path)
     here = {"FVC_RUNS_DIR": str(tmp_path / "runs"), "FVC_CACHE_DIR": str(tmp_path / "cache")}
-    for given, said in (
-        (str(tmp_path / "others"), "others' is none of this run's corpora. They are: 'faces', 'others'."),
-        ("other", "target_corpora: 'other' is none of this run's corpora. Did you mean 'others'? They are: 'faces', "),
-        ("others,faces", "target_corpora: 'others', 'faces' are all of this run's corpora, and nothing is left"),
-    ):
-        done = CliRunner().invoke(run_notebooks.main, ["--dry-run", *asked, "-p", "target_corpora", given], env=here)
-        assert (done.exit_code, said in done.stderr) == (2, True), done.stderr
+    command = ["--dry-run", "-p", *asked, "-p", "target_corpora", "other"]
+    done = CliRunner().invoke(run_notebooks.main, command, env=here)
+    assert done.exit_code == 2, done.stderr
+    assert "target_corpora: 'other' is none of this run's corpora. Did you mean 'others'?" in done.stderr
     assert contents(tmp_path) == before
 
 

@@ -17,32 +17,26 @@ import pytest
 from fvc_lib.command_line.verdicts.pages import UploadServer
 from fvc_lib.services.errors import DataError
 
+Judged = list[tuple[str, bytes]]
 JUDGED: dict[str, Any] = {"verdict": "fake", "score": "0.9", "reasons": ["Because."], "page": "<html>"}
+ERRORS = {b"fail": DataError("no video"), b"break": ValueError("odd")}  # by the content of the file
 
 
-class Judge:
-    """Keeps what it is given; a content of ``fail`` raises ``error``."""
+@pytest.fixture
+def judged() -> Judged:
+    """Name and content of every file that was judged."""
+    return []
 
-    def __init__(self) -> None:
-        self.files: list[tuple[str, bytes]] = []
-        self.error: Exception = DataError("no video")
 
-    def __call__(self, path: Path) -> dict[str, Any]:
-        content = path.read_bytes()
-        self.files.append((path.name, content))
+@pytest.fixture
+def server(tmp_path: Path, judged: Judged) -> Iterator[UploadServer]:
+    def judge(path: Path) -> dict[str, Any]:
+        judged.append((path.name, path.read_bytes()))
         (path.parent / "answer").mkdir()
-        if content == b"fail":
-            raise self.error
+        if path.read_bytes() in ERRORS:
+            raise ERRORS[path.read_bytes()]
         return JUDGED
 
-
-@pytest.fixture
-def judge() -> Judge:
-    return Judge()
-
-
-@pytest.fixture
-def server(tmp_path: Path, judge: Judge) -> Iterator[UploadServer]:
     served = UploadServer(0, tmp_path, 1000)
     for target in (lambda: served.serve_forever(0.01), lambda: served.judge_all(judge)):
         threading.Thread(target=target, daemon=True).start()
@@ -59,40 +53,37 @@ def put(server: UploadServer, name: str, content: bytes, token: str = "") -> dic
         return dict(json.load(response))
 
 
-def test_an_upload_is_judged_whole_and_then_deleted(server: UploadServer, judge: Judge) -> None:
+def test_an_upload_is_judged_whole_and_then_deleted(server: UploadServer, judged: Judged) -> None:
     content = bytes(range(250)) * 4
     assert put(server, "../clip <one>.mp4", content) == JUDGED
-    assert judge.files == [("clip _one_.mp4", content)]
+    assert judged == [("clip _one_.mp4", content)]
 
 
-@pytest.mark.parametrize("error", [DataError("no video"), ValueError("odd")])
 @pytest.mark.fault(46)
-def test_an_upload_that_fails_is_refused_and_the_next_is_judged(
-    server: UploadServer, judge: Judge, error: Exception
-) -> None:
-    judge.error = error
-    assert str(error) in put(server, "a.mp4", b"fail")["refused"]
+def test_an_upload_that_fails_is_refused_and_the_next_is_judged(server: UploadServer) -> None:
+    for content, error in ERRORS.items():
+        assert str(error) in put(server, "a.mp4", content)["refused"]
     assert put(server, "b.mp4", b"x") == JUDGED
 
 
 @pytest.mark.parametrize("content", [b"", bytes(1001)])
 @pytest.mark.fault(46)
-def test_a_size_beyond_the_limit_or_none_is_refused(server: UploadServer, judge: Judge, content: bytes) -> None:
+def test_a_size_beyond_the_limit_or_none_is_refused(server: UploadServer, judged: Judged, content: bytes) -> None:
     assert "bytes" in put(server, "a.mp4", content)["refused"]
-    assert judge.files == []
+    assert judged == []
 
 
 @pytest.mark.fault(46)
-def test_an_upload_that_breaks_off_is_not_judged(server: UploadServer, judge: Judge) -> None:
+def test_an_upload_that_breaks_off_is_not_judged(server: UploadServer, judged: Judged) -> None:
     request = f"PUT /?token={server.token}&name=a.mp4 HTTP/1.1\r\nContent-Length: 100\r\n\r\nhalf"
     with socket.create_connection(server.server_address[:2]) as connection:
         connection.sendall(request.encode())
         connection.shutdown(socket.SHUT_WR)
         assert b"broke off" in connection.makefile("rb").read()
-    assert judge.files == []
+    assert judged == []
 
 
-def test_nobody_enters_without_the_token(server: UploadServer, judge: Judge) -> None:
+def test_nobody_enters_without_the_token(server: UploadServer, judged: Judged) -> None:
     with pytest.raises(HTTPError, match="403"):
         put(server, "a.mp4", b"x", token="other")
     with pytest.raises(HTTPError, match="404"):
@@ -102,4 +93,4 @@ def test_nobody_enters_without_the_token(server: UploadServer, judge: Judge) -> 
     assert "http://" not in text
     assert "https://" not in text
     assert policy.startswith("default-src 'none'")
-    assert judge.files == []
+    assert judged == []

@@ -32,6 +32,8 @@ WRONG = {
     "missing files": ([], ROWS, 3, ("no usable labelled video", "20 x missing_video")),
     "most files missing": (NAMES[:2], ROWS, 3, ("90%", "18 x missing_video")),
     "few groups": (NAMES, GROUPED, 3, ("num_folds", "4 groups")),
+    "a typing error": ([], ["path,label,groop", "a.mp4,real,1"], 2, ("'group'",)),
+    "an unknown part": ([], ["path,label,split", "a.mp4,real,hidden"], 2, ("'hidden'",)),
     "fakes alone": (MINIATURES["deeperforensics"], [], 3, ("'real'",)),
 }
 

@@ -72,8 +72,3 @@ def test_a_missing_file_is_named_and_the_environment_names_another(tmp_path, mon
         read_site(tmp_path / "none.conf")
     monkeypatch.setenv("FVC_SITE", str(site_file(tmp_path, "CPUS=7")))
     assert read_site().cpus == 7
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("1:30:15", 5415), ("2-3:30:15", 185415)])
-def test_time_is_read_as_slurm_reads_it(text, seconds):
-    assert Site(time=text).seconds == seconds

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,9 @@ import pytest
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.slurm import submitted_jobs
 from fvc_lib.services.records.digests import write_document
-from fvc_lib.services.run_paths import RunPaths
 from tests.faults.stage_moments import Point, watching
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
-from tests.slurm.cluster import Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
@@ -35,13 +32,18 @@ def shown_by(folder: Path, *arguments: object, **variables: str) -> str:
     return done.stdout
 
 
-def ends_as_here(
-    cluster: Cluster, folder: Path, run: RunPaths, inbox: Path, stage: str, written: Sequence[str], *options: str
-) -> None:
-    """``predict`` of 12 readable files and a bad one in ``inbox`` by four tasks, of which one is requeued and lost."""
+def test_predict_over_two_nodes_says_to_the_byte_what_it_says_here_although_a_task_was_lost(cluster, tmp_path):
+    """Of 12 readable files and a bad one, by four tasks, of which one is requeued and lost."""
+    folder, stage, written = tmp_path, "30_verdicts", ("verdicts.jsonl", "verdicts.csv", "answer.txt")
+    run = trained_run(tmp_path)
+    write_document(run.root / "run.json", {})
+    (inbox := tmp_path / "my 'inbox'").mkdir()
+    for number in range(12):
+        write_video(inbox / f"{number}.mp4", draw_clip(f"new {number}", 0, number % 2 == 0))
+    (inbox / "bad.mp4").write_bytes(b"no video")
     site, out, mark = folder / "site.conf", folder / "out", folder / "mark"
     site.write_text("CPUS=1\nTIME=00:20:00\nSIGNAL_SECONDS=60\nSHARD_TASKS=4\nMEMORY=2500\n")
-    asked = ["predict", run.root, inbox, *options, "-j", "1"]
+    asked = ["predict", run.root, inbox, "--pages", "0", "--error-rate", "0.3", "-j", "1"]
     variables = watching(folder, (Point("os.rename", rf"/shards/{stage}/1_of_4\.json$"),), f"hold {mark}")
     shown = shown_by(folder, *asked, "--out", out, "--executor", "slurm", FVC_SITE=str(site), **variables)
     array, last = submitted_jobs(out)
@@ -71,14 +73,3 @@ def ends_as_here(
     rows = [json.loads(line)["path"] for line in (out / "findings.jsonl").read_text().splitlines()]
     readable = [path for path in rows if Path(path).stem != "bad"]
     assert len(readable) == len(set(readable)) == 12
-
-
-def test_predict_over_two_nodes_says_to_the_byte_what_it_says_here_although_a_task_was_lost(cluster, tmp_path):
-    run = trained_run(tmp_path)
-    write_document(run.root / "run.json", {})
-    (inbox := tmp_path / "my 'inbox'").mkdir()
-    for number in range(12):
-        write_video(inbox / f"{number}.mp4", draw_clip(f"new {number}", 0, number % 2 == 0))
-    (inbox / "bad.mp4").write_bytes(b"no video")
-    written = ("verdicts.jsonl", "verdicts.csv", "answer.txt")
-    ends_as_here(cluster, tmp_path, run, inbox, "30_verdicts", written, "--pages", "0", "--error-rate", "0.3")

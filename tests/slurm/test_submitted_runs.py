@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 
 import pytest
 
@@ -146,4 +145,3 @@ def test_where_one_job_is_refused_those_before_it_are_cancelled_and_the_site_fil
     first = text.partition("Jobs ")[2].split(",")[0]
     cluster.wait_for(lambda: cluster.state(first) == "CANCELLED", "the first job to be cancelled")
     assert submitted_jobs(run.root) == []
-    assert project.site(python=sys.executable).python == sys.executable
