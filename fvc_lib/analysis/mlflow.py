@@ -1,6 +1,6 @@
 """Export what a run has recorded to MLflow, and register bundles in MLflow's model registry.
 
-A bundle is a folder with a trained detector. The folder of the run is only read. A run becomes one MLflow run in an
+A bundle is a folder with a trained detector. A run becomes one MLflow run in an
 experiment of the same name, identified by the tag ``fvc.run_key``. A new export of the same run replaces the earlier
 one, which goes to MLflow's trash. If an export was killed, run it again.
 
@@ -37,30 +37,26 @@ from urllib.parse import unquote, urlsplit
 import polars as pl
 
 import fvc_lib
-from fvc_lib.analysis.read.headline import ReportHeadline, run_headline
-from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves
-from fvc_lib.analysis.read.runs import as_list, run_parameters, run_status
+from fvc_lib.analysis.read.headline import ReportHeadline
+from fvc_lib.analysis.read.runs import Answer, as_list
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import (
     as_mapping,
     as_text,
-    path_to_text,
-    read_json_object,
     sha256_of_file,
     sha256_of_json,
 )
 from fvc_lib.services.errors import FvcError, UsageError, command_text
-from fvc_lib.services.records.digests import run_damage
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import csv_for_people
 from fvc_lib.services.tasks import FOLD_TRAINING
 
-# --- The content of an export, read from the run's folder without MLflow
+# --- The content of an export, without MLflow
 
 # The most characters of a key (MLflow allows 250) and of the value of a parameter or tag (mlflow.utils.validation).
 MAX_KEY, MAX_TEXT = 240, 6_000
 RUN_KEY = "fvc.run_key"
-_TABLES = ("results", "task_results", "predictions", "slices", "leakage_audit")
+_STORED = ("results", "task_results", "predictions", "slices", "leakage_audit")
+TABLES = ("metrics", "parameters", *_STORED)  # names in ``queries.SQL_TABLES``
 # MLflow's name for each state of a run. Any other state, such as "stopped without a word", becomes KILLED.
 _STATUSES = {
     "done": "FINISHED", "by hand": "FINISHED", "interactive": "FINISHED", "failed": "FAILED", "running": "RUNNING",
@@ -100,38 +96,44 @@ class RunContent:
     notes: tuple[str, ...]
 
 
-def run_content(run: RunPaths) -> RunContent:
-    """Return everything of ``run`` that is exported to MLflow, from what it has recorded so far.
+def content_of(
+    headline: ReportHeadline,
+    record: Mapping[str, Any],
+    status: Mapping[str, Any],
+    tables: Mapping[str, Answer],
+    files: Sequence[Path],
+) -> RunContent:
+    """Return everything of a run that is exported to MLflow.
 
     The ``run_id`` in ``run.json`` identifies a run, so a renamed or copied folder counts as the same run.
+
+    Args:
+        headline: headline of the run.
+        record: content of ``run.json``.
+        status: outcome of ``runs.run_status``.
+        tables: maps the names in ``TABLES`` to their rows (``queries.SQL_TABLES``).
+        files: files to export. Those that do not exist are left out.
     """
-    record, status = read_json_object(run.run_json), run_status(run)
-    run_id = stored_text(as_text(record.get("run_id")) or path_to_text(run.run_id))
-    experiment = stored_text(as_text(record.get("experiment")) or path_to_text(run.experiment))
-    curves, tables = learning_curves([run]), {name: SQL_TABLES[name]([run]) for name in _TABLES}
+    run_id = stored_text(as_text(record.get("run_id")) or headline.run_id)
+    experiment = stored_text(as_text(record.get("experiment")) or headline.experiment)
     began = _milliseconds(status.get("started_utc"))
     ended = _milliseconds(status.get("finished_utc")) or began
-    points = _points(curves.frame, tables["results"].frame, tables["task_results"].frame, ended)
-    files = [
-        run.report_html, run.root / "plotly.min.js", run.params_yaml, run.run_json, run.status_json, run.code_patch,
-        run.robustness_results,
-    ]  # fmt: skip
-    notes, csv_files = [*run_damage(run.root), *curves.notes], {}
-    for name, answer in tables.items():
-        notes += answer.notes
-        if answer.frame.height:  # as CSV, which MLflow's pages show as a table
-            csv_files[f"tables/{name}.csv"] = csv_for_people(answer.frame.drop("run_id"))
-    tags = run_tags(run_headline(run), record)
+    frames = {name: answer.frame for name, answer in tables.items()}
+    points = _points(frames["metrics"], frames["results"], frames["task_results"], ended)
+    notes = [*headline.notes, *(note for answer in tables.values() for note in answer.notes)]
+    # As CSV, which MLflow's pages show as a table.
+    stored = {name: frame.drop("run_id") for name, frame in frames.items() if name in _STORED and frame.height}
+    parameters = frames["parameters"].select("parameter", "value").iter_rows()
     return RunContent(
         experiment,
         run_id,
         _STATUSES.get(str(status.get("state")), "KILLED"),
         (began, ended),
-        {key_of(stored_text(name)): stored_text(value)[:MAX_TEXT] for name, value in run_parameters(run).items()},
-        {**tags, "fvc.run_id": run_id, RUN_KEY: sha256_of_json([experiment, run_id])},
+        {key_of(stored_text(name)): stored_text(value)[:MAX_TEXT] for name, value in parameters},
+        {**run_tags(headline, record), "fvc.run_id": run_id, RUN_KEY: sha256_of_json([experiment, run_id])},
         points,
         [path for path in files if path.is_file()],
-        csv_files,
+        {f"tables/{name}.csv": csv_for_people(frame) for name, frame in stored.items()},
         tuple(dict.fromkeys(notes)),
     )
 
@@ -227,8 +229,8 @@ def _markdown(text: str) -> str:
 # --- The export
 
 
-def export_run(run: RunPaths, *, tracking_uri: str) -> list[str]:
-    """Export what ``run`` holds now, finished or not, to MLflow at ``tracking_uri`` (a database or a server).
+def export_run(content: RunContent, *, tracking_uri: str) -> list[str]:
+    """Export a run, finished or not, to MLflow at ``tracking_uri`` (a database or a server).
 
     Returns:
         Lines for the terminal.
@@ -237,7 +239,6 @@ def export_run(run: RunPaths, *, tracking_uri: str) -> list[str]:
         UsageError: MLflow is not installed.
         TrackingError: MLflow refused or cannot be reached. The export can be run again.
     """
-    content = run_content(run)
     with connected(tracking_uri) as client:
         experiment = experiment_id(client, content.experiment, tracking_uri)
         earlier = list(client.search_runs([experiment], f"tags.`{RUN_KEY}` = '{content.tags[RUN_KEY]}'"))

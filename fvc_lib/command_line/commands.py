@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,7 +20,7 @@ from fvc_lib.execution.run.task import what_happened, what_next
 from fvc_lib.execution.run.which_run import given_values
 from fvc_lib.execution.slurm import JobState, job_states, submitted_jobs
 from fvc_lib.execution.stages import STAGE_PARAMETERS, Notebook
-from fvc_lib.services.atomic_files import size_of
+from fvc_lib.services.atomic_files import read_json_object, size_of
 from fvc_lib.services.config import DEFAULTS, RunConfig, meaning
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config
@@ -27,6 +28,9 @@ from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, STAGES
+
+if TYPE_CHECKING:
+    from fvc_lib.analysis.mlflow import RunContent
 
 
 @click.command(short_help="Show how far a run is, its jobs included.")
@@ -348,11 +352,24 @@ def export_when_asked(run: RunPaths, config: RunConfig) -> None:
         click.echo(f"warning: not exported to MLflow: {error}\n  to repeat it: {command}", err=True)
 
 
+def run_content(run: RunPaths) -> "RunContent":
+    """Read everything of ``run`` that is exported to MLflow, from what it has recorded so far."""
+    from fvc_lib.analysis.mlflow import TABLES, content_of
+    from fvc_lib.analysis.read.headline import run_headline
+    from fvc_lib.analysis.read.queries import SQL_TABLES
+    from fvc_lib.analysis.read.runs import run_status
+
+    record, tables = read_json_object(run.run_json), {name: SQL_TABLES[name]([run]) for name in TABLES}
+    records = [run.params_yaml, run.run_json, run.status_json, run.code_patch, run.robustness_results]
+    files = [run.report_html, run.root / "plotly.min.js", *records]
+    return content_of(run_headline(run), record, run_status(run), tables, files)
+
+
 def _export(run: RunPaths, tracking_uri: str | None) -> None:
     from fvc_lib.analysis.mlflow import default_tracking_uri, export_run
 
     refuse_damaged(run.root)
-    for line in export_run(run, tracking_uri=tracking_uri or default_tracking_uri(run.root.parent.parent)):
+    for line in export_run(run_content(run), tracking_uri=tracking_uri or default_tracking_uri(run.root.parent.parent)):
         click.echo(line)
 
 

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from fvc_lib.analysis.dashboard.panels import notes
-from fvc_lib.analysis.mlflow import run_content
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import run_headline, runs_table
+from fvc_lib.command_line.commands import run_content
 from fvc_lib.command_line.main import main
 from fvc_lib.execution.plan import Fingerprint, record_finished
 from fvc_lib.execution.stages import Task, tasks_in_order

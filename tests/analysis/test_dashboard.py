@@ -35,10 +35,6 @@ def runs(make_run: Callable[..., RunPaths]) -> list[RunPaths]:
     ]
 
 
-def runs_dir(runs: list[RunPaths]) -> Path:
-    return runs[0].root.parent.parent
-
-
 def shown(name: str, selection: Selection) -> go.Figure:
     return next(panel for panel in panels() if panel.name == name).draw(selection)
 
@@ -60,7 +56,7 @@ def board(runs: list[RunPaths], monkeypatch: pytest.MonkeyPatch) -> Dashboard:
     some = [panel for panel in panels() if panel.name in SHOWN]
     monkeypatch.setattr(dashboards.panels, "panels", lambda: some)
     monkeypatch.setattr(dashboards, "show_bundle", lambda _: Handle())
-    shown_board = dashboard(runs_dir(runs))
+    shown_board = dashboard(runs[0].root.parents[1])
     shown_board._ipython_display_()
     for handle in shown_board._handles:
         handle.bundles.clear()
@@ -83,7 +79,7 @@ def test_the_dashboard_finds_the_panels_of_every_figure_file_by_itself() -> None
 
 
 def test_the_figures_follow_the_selection(runs: list[RunPaths]) -> None:
-    board = dashboard(runs_dir(runs))
+    board = dashboard(runs[0].root.parents[1])
     assert len(shown("learning curves 1", board.selection).layout.annotations) == 5  # one panel per fold
     assert shown("learning curves 2", board.selection) == NOTHING
     chosen = board.choose(folds=(1, 2), metrics=("roc_auc", "loss"), smoothing=0.5)

@@ -37,10 +37,6 @@ def ticks(figure: go.Figure) -> list[str]:
     return list(figure.layout.yaxis.ticktext)
 
 
-def values(figure: go.Figure) -> list[float]:
-    return [trace.x[0] for trace in figure.data]
-
-
 def annotations(run: RunPaths) -> pl.DataFrame:
     rows = tables.read_table(run.index, tables.INDEX) if run.index.is_file() else tables.frame_of([], tables.INDEX)
     return rows.with_columns(is_present=pl.lit(value=True))
@@ -190,7 +186,7 @@ def story(tmp_path: Path) -> StoryWriter:
 def test_peaks_are_the_highest_of_all_folds_with_their_range_and_the_budget(tmp_path: Path) -> None:
     found = memory_of(troubled_run(tmp_path / "e" / "run_x"))
     figure = logs.phase_peaks_figure(found)
-    peak = dict(zip(ticks(figure), values(figure), strict=True))
+    peak = dict(zip(ticks(figure), (trace.x[0] for trace in figure.data), strict=True))
     assert peak["04_fold_training:<br>train"] == 1930
     assert peak["01_data_index:<br>whole stage"] == 430
     (down,) = figure.data[ticks(figure).index("04_fold_training:<br>train")].error_x.arrayminus

@@ -7,7 +7,6 @@ import polars as pl
 import pytest
 from nbformat.v4 import new_markdown_cell
 
-from fvc_lib.analysis.mlflow import run_content
 from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
 from fvc_lib.analysis.read.headline import (
     FORGERIES,
@@ -20,6 +19,7 @@ from fvc_lib.analysis.read.headline import (
 )
 from fvc_lib.analysis.read.runs import run_labels, run_marks
 from fvc_lib.analysis.wording import interval_text, source_name
+from fvc_lib.command_line.commands import run_content
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig

@@ -25,10 +25,9 @@ from fvc_lib.analysis.mlflow import (
     key_of,
     model_and_alias,
     register_bundle,
-    run_content,
     shown_uri,
 )
-from fvc_lib.command_line.commands import export_when_asked
+from fvc_lib.command_line.commands import export_when_asked, run_content
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import find_model
 from fvc_lib.services import tables
@@ -150,7 +149,7 @@ def stored(uri: str) -> list[dict[str, Any]]:
 @needs_mlflow
 def test_the_store_holds_the_whole_content_once_however_often_it_is_exported(run, uri):
     content = run_content(run)
-    assert "in place of" not in export_run(run, tracking_uri=uri)[0]
+    assert "in place of" not in export_run(run_content(run), tracking_uri=uri)[0]
     (first,) = stored(uri)
     assert (first["experiment"], first["name"], first["status"]) == ("demo", content.run_id, "FINISHED")
     assert first["params"] == content.params
@@ -158,7 +157,7 @@ def test_the_store_holds_the_whole_content_once_however_often_it_is_exported(run
     assert first["points"] == len(content.points)
     assert {"params.yaml", "run.json", "tables"} <= first["artifacts"]
     run.params_yaml.write_text(run.params_yaml.read_text().replace("batch_size: 0", "batch_size: 4", 1))
-    assert "in place of 1 earlier export" in export_run(run, tracking_uri=uri)[0]
+    assert "in place of 1 earlier export" in export_run(run_content(run), tracking_uri=uri)[0]
     (second,) = stored(uri)
     assert second["params"]["batch_size"] == "4"
 
@@ -167,10 +166,10 @@ def test_the_store_holds_the_whole_content_once_however_often_it_is_exported(run
 def test_a_store_that_cannot_be_reached_is_an_error_without_its_password(run, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(TrackingError) as refused:
-        export_run(run, tracking_uri="http://me:secret-word@127.0.0.1:9")
+        export_run(run_content(run), tracking_uri="http://me:secret-word@127.0.0.1:9")
     assert "secret-word" not in str(refused.value)
     with pytest.raises(TrackingError):
-        export_run(run, tracking_uri="sqlite:////proc/nowhere/mlflow.db")
+        export_run(run_content(run), tracking_uri="sqlite:////proc/nowhere/mlflow.db")
 
 
 # --- The model registry
@@ -307,7 +306,7 @@ def test_a_server_receives_what_a_database_does_and_nothing_twice(server, make_r
     database = f"sqlite:///{tmp_path / 'local' / 'mlflow.db'}"
     (tmp_path / "local").mkdir()
     for uri in (server, server, database):
-        export_run(run, tracking_uri=uri)
+        export_run(run_content(run), tracking_uri=uri)
     (on_server,) = stored(server)
     assert any((tmp_path / "server_artifacts").rglob("results.csv"))
     assert stored(database) == [on_server]
