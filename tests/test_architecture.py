@@ -1,4 +1,4 @@
-"""The rooms keep to DESIGN's order: an arrow only points down, and inside a room imports are never circular."""
+"""Rooms import only from the rooms below them, and no import is circular."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def all_imports(path: Path) -> set[str]:
-    """Every dotted name that ``path`` imports, at any depth of the file."""
+    """Return every dotted name that ``path`` imports, at any depth of the file."""
     found = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
@@ -68,7 +68,7 @@ def all_imports(path: Path) -> set[str]:
 
 
 def imports_of(path: Path) -> set[str]:
-    """Those of them that are ours."""
+    """Return the imports of ``path`` that are ours."""
     return {name for name in all_imports(path) if name.split(".")[0] == "fvc_lib"}
 
 
@@ -99,7 +99,7 @@ STAGES_BEFORE_LEARNING = (
 
 
 def loaded_too_early(checks: list[tuple[str, tuple[str, ...]]]) -> list[str]:
-    """Of modules and the packages they must not load, one after the other in a new process: those that were."""
+    """Import modules one after the other in a new process; return the packages that they load and must not."""
     code = (
         "import importlib, sys\n"
         f"for name, packages in {checks}:\n"
@@ -112,9 +112,9 @@ def loaded_too_early(checks: list[tuple[str, tuple[str, ...]]]) -> list[str]:
 
 
 def test_no_start_and_no_early_stage_loads_what_learns():
-    """Each takes a second to load, in every kernel."""
+    """Each package takes a second to load, in every kernel."""
     early = [(name, ("torch", "sklearn", "nbconvert")) for name in STAGES_BEFORE_LEARNING]
-    last = ("services.tables", ("polars",))  # shows that what is loaded is seen
+    last = ("services.tables", ("polars",))  # shows that a loaded package is seen
     starts = [(name, ("torch", "sklearn")) for name in ("command_line.main", "execution.papermill_entry")]
     checks = [*starts, *early, *((name, ("torch",)) for name in NOT_LEARNING), last]
     assert loaded_too_early(checks) == ["polars loaded by services.tables"]
@@ -125,7 +125,7 @@ NOT_OURS = {"a.b", "a.b.c", "fvc.run_key", "mlflow.note.content", "p.grad", "pap
 
 
 def defined_in(path: Path) -> set[str]:
-    """The names at the top of a module, and the modules of a package."""
+    """Return the names at the top of a module, and the modules of a package."""
     names = {each.stem for each in path.parent.iterdir()} if path.name == "__init__.py" else set()
     for node in tree_of(path).body:
         names |= {node.name} if isinstance(node, ast.ClassDef | ast.FunctionDef) else set()
@@ -154,7 +154,7 @@ def test_dotted_names_in_docstrings_are_of_something_that_is_there():
 
 
 def test_a_message_with_a_command_has_it_as_it_can_be_typed():
-    """From any folder and of any run, by ``command_text``; of missing controls the headline fills the run in."""
+    """Commands are made by ``command_text`` for any folder and run; the headline fills in runs of missing controls."""
     filled_in = {"services/tasks.py", "analysis/read/headline.py"}
     wrong = []
     for path in MODULES:

@@ -74,10 +74,10 @@ def test_shuffled_labels_score_chance(folder):
 
 
 def maps_of_planted_changes(run: RunPaths, corpus: Path) -> pl.DataFrame:
-    """One row per map of a fake of which a region was changed, by the network that had not seen it, one fake a group.
+    """Return one row per map of a fake with a changed region, made by the network that had not seen it.
 
-    ``shown``; ``hit``, the share of the highest tile that lies in the region; ``iou`` of the region and
-    as large a part of the picture, the highest first. By chance ``share`` and ``chance_iou``.
+    Columns: ``shown``; ``hit``, the share of the highest tile that lies in the region; ``iou`` of the region and the
+    highest part of the map that is as large. ``share`` and ``chance_iou`` are their values by chance.
     """
     networks = networks_of_run(run)
     frames, side = networks.config.num_frames, networks.config.fixed_size

@@ -1,4 +1,4 @@
-"""Every notebook reads as DESIGN says, before any is run."""
+"""Every notebook has its question, contract, parameters and short cells, before any is run."""
 
 from __future__ import annotations
 
