@@ -18,7 +18,7 @@ _Node = tuple[str, str]  # ("group", stated group), or ("source", source id) of 
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A video file with the facts that decide which leakage group it belongs to."""
+    """A video file, or a row of a label table, with the facts that decide to which leakage group it belongs."""
 
     path: str  # unique name of the file, for the reports of merges
     source_id: str  # name of the video in the label source
@@ -28,7 +28,7 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class Merge:
-    """A link that joined two groups of videos which the label source states as different."""
+    """A link that joined two groups, or a group and a video, which the label source does not state as the same."""
 
     group_id: str  # the joined group, which holds the videos of both
     why: str  # ``same_source``, ``same_content`` or ``near_duplicate``
@@ -73,18 +73,24 @@ def join_groups(
     near_duplicates: Iterable[tuple[int, int]] = (),
     memberships: Iterable[tuple[str, str]] = (),
 ) -> tuple[tuple[str, ...], tuple[Merge, ...]]:
-    """Return (ids, merges): the id of the connected component of each member, and the joined groups.
+    """Make leakage groups: the connected components of the members and their links.
+
+    Links are equal source ids, equal contents, near-duplicates and equal stated groups. Two members that both lack a
+    stated group are not linked by that.
 
     A component with one stated group has the name of that group. A component with several is named after the first in
     sorted order, such as ``f138+3 more``. A component without a stated group is called ``video <first 16 hex digits of
-    its smallest content hash>``, or ``source <source id>`` if a member has no content. Members without a stated group
-    are not joined to each other for that reason. Ids and merges do not depend on the order of the arguments.
+    its smallest content hash>``, or ``source <source id>`` if a member has no content hash.
 
     Args:
         members: the videos; two files of equal content are two members.
         near_duplicates: pairs of positions in ``members`` whose perceptual hashes are near.
         memberships: (source id, stated group) pairs of the label source. They include videos that are not in
             ``members``: a video listed in two cascades joins them even if it can no longer be fetched.
+
+    Returns:
+        (ids, merges): the group id of each member, in the order of ``members``, and the links that joined groups beyond
+        what the label source states. Neither depends on the order of the arguments.
 
     Raises:
         IndexError: a near-duplicate position is out of range.

@@ -1,12 +1,13 @@
 """Find pairs of videos that show the same footage, by their perceptual hashes.
 
-Two videos show the same footage if one looks like a window (the whole picture or a part) of the other in more than half
-of its frames. One of the two may be mirrored. Frames at the same relative times are compared. Because a fifth may have
-been cut off the start, the end or both ends of a video, frames are also paired as they would be nearest in time then.
+A window is the whole picture or a fixed part of it. Two videos show the same footage if, in more than half of the
+sampled frames, the first looks like a window of the second. One of the two may be mirrored. Frames at the same relative
+times are compared. A copy may lack a fifth of the video at the start, the end or both ends. So frames are also paired
+as if such a part were missing.
 
-Candidates are pairs of videos that agree closely in a middle frame at the same relative time. First and last frames are
-not used for this: else thousands of videos with the same title card would all be candidates. If the hashes have looks
-(tiny pictures of frames), the looks can reject a pair, but never add one.
+Candidates are pairs of videos whose hashes are very near in a frame that is neither the first nor the last. With first
+and last frames, thousands of videos with the same title card would be candidates. If the hashes contain looks (tiny
+pictures of the frames), the looks can reject a pair, but never add one.
 
 Measured with ``max_bits`` 10 on 40 sample events and 41 real clips with 46 edited copies of each (encoders at low
 rates, other sizes, crops of 5 to 15%, mirrors, text, logos, borders, brightness, frame rates, up to a quarter cut from
@@ -63,19 +64,21 @@ _TILE_PAIRS, _TILE_ROWS = 1 << 17, 64
 def near_duplicate_links(
     hashes: Sequence[str | None], max_bits: int, confirm: SamePictures | None = None
 ) -> list[tuple[int, int]]:
-    """Return the fewest pairs that connect all videos of the same footage.
+    """Return the fewest pairs (i, j) that connect all videos of the same footage, sorted.
 
-    A pair (i, j) holds two indices into ``hashes``, i < j; pairs are sorted. Two frames agree if their codes differ in
-    at most ``max_bits`` of 64 bits. They agree closely if the codes differ in at most ``max_bits - 3`` bits. Besides
-    the hashes, memory takes about 1.5 KiB per video. Time grows with the number of videos to the power of about 1.4
-    (``docs/measurements.md``), and linearly with the number of copies of one video. Videos that share only one frame
-    take about 30 nanoseconds per pair.
+    i and j are indices into ``hashes``, i < j. N copies of a video give N - 1 pairs. Two frames agree if their codes
+    (64 bits each) differ in at most ``max_bits`` bits. They agree closely if the codes differ in at most ``max_bits -
+    3`` bits.
+
+    The search takes about 1.5 KiB of memory per video, in addition to the hashes. Time grows with the number of videos
+    to the power of about 1.4 (``docs/measurements.md``), and linearly with the number of copies of one video. Videos
+    that share only one frame take about 30 nanoseconds per pair.
 
     Args:
         hashes: texts of ``perceptual_hash``; ``None`` (no hash) matches nothing. Their order decides which pairs are
             chosen.
         max_bits: largest number of differing bits of frames that agree, 0 to 64.
-        confirm: decides on pairs whose hashes agree; None: every such pair is linked.
+        confirm: compares the thumbnails of pairs whose hashes agree, and rejects some; None: every such pair is linked.
 
     Raises:
         ValueError: a text is no perceptual hash.
@@ -96,9 +99,10 @@ def near_duplicate_links(
 
 
 def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
-    """Return the row numbers, int64, of the videos in ``table`` that may show the footage of the video ``one``.
+    """Return the row numbers, int64 (K,), of the videos in ``table`` that may show the footage of the video ``one``.
 
-    They include all videos that ``near_duplicate_links`` would link directly with ``one``.
+    This is a fast first selection: these videos agree closely with ``one`` in a middle frame. They include all videos
+    that ``near_duplicate_links`` would link directly with ``one``.
 
     Args:
         table: codes of N videos with T frames and 30 windows each, uint64 (N, T, 30).
@@ -114,16 +118,20 @@ def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
 
 
 def _bits_apart(whole: Codes, part: Codes, mirror: Codes | np.uint64) -> Pixels:
-    """Return the number of bits in which the codes ``whole`` and ``part`` differ, uint8; arguments are broadcast.
+    """Return the number of bits, 0 to 64, in which two codes differ, uint8; the arguments are broadcast.
 
-    The number is 255 if either code is 0, which means that its picture is too plain to be compared. The bits ``mirror``
-    are flipped in ``whole`` first: ``MIRROR_BITS`` stands for the mirrored picture, 0 for the picture as it is.
+    The number is 255 if either code is 0, which means that its picture is too plain to be compared.
+
+    Args:
+        whole: codes of whole pictures.
+        part: codes of windows of other pictures.
+        mirror: the bits to flip in ``whole`` first: ``MIRROR_BITS`` to mirror the picture, 0 to leave it as it is.
     """
     return np.where((whole != 0) & (part != 0), np.bitwise_count(whole ^ mirror ^ part), np.uint8(255))
 
 
 class Judge:
-    """Decides whether candidates (pairs of videos) show the same footage.
+    """Decide for candidates (pairs of videos) whether both videos show the same footage.
 
     The N videos that have a hash are numbered from 0. For the arguments see ``near_duplicate_links``.
 
@@ -142,9 +150,10 @@ class Judge:
         self._confirm = confirm
 
     def hashes_agree(self, candidates: Candidates, looks: SameFootage | None = None) -> Flags:
-        """Return which of K candidates agree in more than half of their frames, and closely in a middle one, bool (K,).
+        """Return for each of K candidates whether the hashes of its two videos agree, bool (K,).
 
-        Frames are paired in each of the ways of ``_time_views``; it is enough if they agree in one of these ways.
+        They agree if more than half of the frames agree and a middle frame agrees closely. Frames are paired in several
+        ways (``_time_views``), for copies that were cut; it is enough if the videos agree in one of these ways.
 
         Args:
             candidates: (4, K), see ``Candidates``.
@@ -171,9 +180,10 @@ class Judge:
         return same
 
     def agree(self, near: Candidates) -> Flags:
-        """Return which of K candidates whose hashes agree also agree by their looks and by ``confirm``, bool (K,).
+        """Return for each of K candidates whether its videos show the same footage, bool (K,).
 
-        This takes far longer than ``hashes_agree``.
+        The hashes of the candidates ``near``, int64 (4, K), agree already. Here their looks are compared, if the hashes
+        have looks, and ``confirm`` is asked, if it is given. This takes far longer than ``hashes_agree``.
         """
         same = np.ones(near.shape[1], np.bool_)
         for start in range(0, len(same), _LOOKS_AT_ONCE):
@@ -187,12 +197,18 @@ class Judge:
 
 
 def _apart(clusters: Components, candidates: Candidates) -> Candidates:
-    """Return the candidates whose two videos are in different components."""
+    """Return the ``candidates`` (4, K) whose two videos are in different components of ``clusters``."""
     return candidates[:, clusters.label[candidates[0]] != clusters.label[candidates[1]]]
 
 
 def _link(clusters: Components, judge: Judge, candidates: Candidates) -> Iterator[tuple[int, int]]:
-    """Connect in ``clusters`` the candidates that show the same footage; yield the pairs that joined two components."""
+    """Connect the candidates that show the same footage, and yield the pairs (i, j) that joined two components.
+
+    Args:
+        clusters: components of the numbered videos; changed in place.
+        judge: decides on the candidates.
+        candidates: (4, K), see ``Candidates``.
+    """
     for start in range(0, candidates.shape[1], _PAIRS_AT_ONCE):
         near = _apart(clusters, candidates[:, start : start + _PAIRS_AT_ONCE])
         near = near[:, judge.hashes_agree(near)]
@@ -208,14 +224,15 @@ def _link(clusters: Components, judge: Judge, candidates: Candidates) -> Iterato
 
 
 class _FrameSearch:
-    """Find videos of the same footage by one middle frame.
+    """Find videos that show the same footage by the codes of a single frame.
 
-    The whole pictures of this frame, plain and mirrored, are looked up among the windows of all videos.
+    The queries are the codes of this frame's whole pictures, plain and mirrored. The entries are the codes of this
+    frame's windows, in all videos. Queries are looked up among the entries.
 
     Args:
         judge: decides on the candidates.
-        frame: index of the middle frame.
-        videos: numbers of the videos.
+        frame: index of the frame, neither the first nor the last if there are more than two.
+        videos: numbers of the videos to search.
     """
 
     def __init__(self, judge: Judge, frame: int, videos: Places) -> None:
@@ -228,9 +245,10 @@ class _FrameSearch:
         self._telling = _telling_frames(judge.table.shape[1], frame)
 
     def links(self, clusters: Components) -> Iterator[tuple[int, int]]:
-        """Connect in ``clusters`` the videos that show the same footage; yield the pairs that joined two components.
+        """Connect the videos that show the same footage, and yield the pairs (i, j) that joined two components.
 
-        Only videos that agree closely in the middle frame are candidates.
+        ``clusters`` holds the components of the numbered videos and is changed in place. Only videos that agree closely
+        in the frame are candidates.
         """
         blocks = blocks_for(self._judge.closely, len(self._queries), len(self._codes))
         for number in range(len(blocks)):
@@ -249,19 +267,26 @@ class _FrameSearch:
                 yield from _link(clusters, self._judge, np.concatenate(waiting, axis=1))
 
     def _whole(self, query: Places) -> tuple[Places, Flags]:
-        """Return (videos, is_mirrored) for K positions of queries, both (K,)."""
+        """Return (videos, is_mirrored) of K queries: the video of each, and whether its picture is mirrored, both (K,).
+
+        ``query`` (K,) are indices into all queries.
+        """
         is_mirrored = query >= len(self._wholes)
         return self._wholes[query - len(self._wholes) * is_mirrored], is_mirrored
 
     def _window(self, entry: Places) -> tuple[Places, Places]:
-        """Return (videos, windows) for K positions of entries: numbers of videos and of their windows, both (K,)."""
+        """Return (videos, windows) of K entries: the numbers of the video and of its window, both (K,).
+
+        ``entry`` (K,) are indices into all entries.
+        """
         place, window = np.divmod(self._entry_of[entry].astype(np.int64), len(WINDOWS))
         return self._videos[place], window
 
     def _chooser(self, clusters: Components) -> Choose:
-        """Return a function for the argument ``choose`` of ``BlockSearch.pairs``.
+        """Return the function that ``BlockSearch.pairs`` calls to choose pairs (see ``Choose``).
 
-        The function leaves out pairs of videos that are connected already, or that cannot show the same footage.
+        It leaves out pairs of videos that are connected in ``clusters`` already, or whose other frames show that they
+        cannot have the same footage.
         """
         table = self._judge.table
 
@@ -283,9 +308,10 @@ class _FrameSearch:
 
 
 def _telling_frames(num_frames: int, frame: int) -> TimeView:
-    """Return pairs of frame indices such that two videos of the same footage agree in at least one of the pairs.
+    """Return pairs of frame indices (first video, second video) that can rule out that two videos are the same.
 
-    The pair ``(frame, frame)`` is left out, because it was compared already. The result is empty for a single frame.
+    Two videos of the same footage agree in at least one of these pairs. The pair ``(frame, frame)`` is left out,
+    because it was compared already. The result is empty for a single frame.
     """
     views = _time_views(num_frames)
     uses = Counter(itertools.chain(*views))
@@ -302,10 +328,11 @@ def _middle_frames(num_frames: int) -> range:
 
 @cache
 def _time_views(num_frames: int) -> tuple[TimeView, ...]:
-    """Return the ways to pair the frames of two videos, as tuples of (frame of the first, frame of the second).
+    """Return the ways to pair the frames of two videos with ``num_frames`` frames each.
 
-    The first way pairs frames at equal relative times. The others suppose that a fifth was cut off the start, the end
-    or both ends of either video, and pair frames that are nearest in time then.
+    A way is a tuple of pairs of frame indices (first video, second video). The first way pairs equal indices. The
+    others suppose that one video is a copy of the other without a fifth at the start, the end or both ends. They pair
+    each frame of the copy with the uncut video's frame that is nearest in time.
     """
     last = num_frames - 1
     views = [tuple((frame, frame) for frame in range(num_frames))]
@@ -327,7 +354,10 @@ def _time_views(num_frames: int) -> tuple[TimeView, ...]:
 
 @dataclass(frozen=True)
 class Block:
-    """The ``size`` bits of a code from bit ``start`` on. A pair differs in at most ``radius`` of these bits."""
+    """A range of bits of a code: ``size`` bits from bit ``start`` on, where bit 0 is the lowest.
+
+    A search by this block finds the pairs of codes that differ in at most ``radius`` of these bits.
+    """
 
     start: int
     size: int
@@ -345,9 +375,10 @@ class Block:
 
 
 def blocks_for(max_bits: int, num_queries: int, num_entries: int) -> tuple[Block, ...]:
-    """Return the blocks of bits for a fast search of pairs that differ in at most ``max_bits`` bits.
+    """Return the blocks of bits by which to search for all pairs of codes that differ in at most ``max_bits`` bits.
 
-    A single block of size 0 means that all pairs are compared.
+    Such a pair is found by at least one of the blocks. With few codes the result is a single block of size 0, which
+    means that all pairs are compared.
 
     Args:
         max_bits: largest difference of a pair, in bits.
@@ -380,9 +411,10 @@ def _sorted_by(block: Block, codes: Codes) -> tuple[Codes, _Numbers, _Numbers]:
 
 
 class BlockSearch:
-    """Search for codes near to queries among at most 2**31 codes, by the bits of one block.
+    """Search at most 2**31 codes (entries) for those near to other codes (queries), by the bits of one block.
 
-    Pairs that an earlier block finds are left out, so all blocks together find each pair once.
+    Two codes are near if they differ in at most ``max_bits`` bits. Pairs that an earlier block finds are left out, so
+    all blocks together find each pair once.
 
     Args:
         entries: codes to search, uint64 (C,).
@@ -399,9 +431,9 @@ class BlockSearch:
         self._starts = np.searchsorted(keys, all_keys).astype(np.int32)
 
     def pairs(self, queries: Codes, choose: Choose) -> Iterator[tuple[Places, Places]]:
-        """Yield (query positions, entry positions), both int64 (K,), of K pairs that differ in at most ``max_bits``.
+        """Yield blocks of near pairs as (queries, entries): indices into ``queries`` and the entries, both int64 (K,).
 
-        Where many queries and entries share a key, ``choose`` decides which pairs to yield.
+        Where many queries and entries have the same bits in the block, only pairs that ``choose`` chooses are yielded.
         """
         codes, own_keys, position = _sorted_by(self._block, queries)
         _, start_of, times = np.unique(own_keys, return_index=True, return_counts=True)
@@ -422,11 +454,11 @@ class BlockSearch:
                 yield position[query].astype(np.int64), self._position[entry].astype(np.int64)
 
     def _one_by_one(self, queries: Codes, first: _Numbers, counts: _Numbers) -> Iterator[tuple[Places, Places]]:
-        """Yield (query indices, entry indices), both (K,), of K near pairs, as indices into the sorted codes.
+        """Yield blocks of near pairs as (queries, entries), both (K,): indices into the sorted queries and entries.
 
-        Query i is compared with its candidates: ``counts[i]`` entries from ``first[i]`` on. For speed, all queries are
-        compared with the same number of entries at once, and pairs with entries beyond the candidates are dropped.
-        Queries with more candidates are compared with the next entries, twice as many in every round.
+        Query i is compared with its candidates: ``counts[i]`` sorted entries from index ``first[i]`` on. For speed, all
+        queries are compared with the same number of entries at once. Pairs with entries beyond the candidates are
+        dropped. Queries with more candidates are compared with the next entries, twice as many in every round.
         """
         num_codes, active, done = len(self._codes), np.flatnonzero(counts), 0
         # If entries are spread evenly over the keys, hardly any key has more than ``width`` entries.
@@ -466,14 +498,16 @@ class BlockSearch:
     def _in_matrix(
         self, queries: Codes, query: Places, entries: slice, choose: Choose
     ) -> Iterator[tuple[Places, Places]]:
-        """Yield (query positions, entry positions), both (K,), of near pairs that ``choose`` chooses.
+        """Compare all queries with all entries of one key; yield the near pairs that ``choose`` chooses.
 
-        The first matrices have few rows. So ``choose`` can skip pairs that the first matrices have connected already.
+        Pairs are yielded as (queries, entries), both (K,): indices before sorting. They are computed in matrices of
+        queries by entries. The first matrices have few rows, so that ``choose`` can skip pairs of videos that they have
+        connected already.
 
         Args:
-            queries: codes of the queries, sorted by key.
-            query: positions of the queries before they were sorted.
-            entries: the sorted codes to compare with all queries.
+            queries: codes of the queries with this key, (R,).
+            query: indices of these queries before sorting, (R,).
+            entries: slice of the sorted entries with this key.
             choose: see ``Choose``.
         """
         codes, entry = self._codes[entries], self._position[entries].astype(np.int64)

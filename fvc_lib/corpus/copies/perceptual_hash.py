@@ -1,8 +1,8 @@
 """Perceptual hashes of videos: near each other for copies of one footage, far apart for different footage.
 
 A hash has 30 codes per sampled frame, a code for each window. A window is the whole picture, or a part of it with 95,
-90 or 85% of its height and width and borders at multiples of 5%. A cropped copy therefore resembles one of its source's
-windows, whose borders are at most 2.5% of a side away.
+90 or 85% of its height and width and borders at multiples of 5%. So a copy cropped by up to 15% resembles a window of
+its source: the borders of the nearest window are at most 2.5% of a side away.
 
 A code is 64 bits: the signs of the 64 lowest DCT coefficients of luma in a window (after Zauner 2010, "Implementation
 and Benchmarking of Perceptual Image Hash Functions", who compares with the median instead). Because signs are used,
@@ -136,10 +136,13 @@ def luma_grids(frames: Pixels) -> Grid:
 
 
 def _picture_span(levels: Grid) -> slice:
-    """Return the slice of rows (or columns) between dark bars; all rows if less than a quarter would remain.
+    """Return the slice of the rows (or columns) between the dark bars at both ends.
+
+    It holds all rows if less than a quarter would remain.
 
     Args:
-        levels: mean luma of each row (or column), the largest value over all frames, 0 to 255. Bars have at most 24.
+        levels: for each row (or column) the mean luma, 0 to 255, in the frame where it is largest. A row with at most
+            24 is dark.
     """
     bright = np.flatnonzero(levels > 24.0)
     if len(bright) and 4 * (bright[-1] + 1 - bright[0]) >= len(levels):
@@ -168,10 +171,10 @@ def _average_along_rows(picture: Grid, side: int) -> Grid:
 
 
 def _cosines() -> Grid:
-    """Return the 12 lowest DCT-II basis functions on each of the 10 spans, (10, 12, 160).
+    """Return the 12 DCT-II basis functions of lowest frequency on each of the 10 spans, (10, 12, 160).
 
-    The axes are span, frequency and position. Functions are zero outside their span. Their products with a picture are
-    amplitudes in grey levels.
+    A span is the whole side of a picture or a part of it (``SPANS``). The axes are span, frequency and position along
+    the side. Functions are zero outside their span. Their products with a picture are amplitudes in grey levels.
     """
     position, frequency = (np.arange(GRID_SIDE) + 0.5) / GRID_SIDE, np.arange(12)[:, None]
     bases = []
@@ -243,7 +246,9 @@ def thumbnail_text(grid: Grid, picture: Pixels) -> str:
 
 
 class SamePictures:
-    """Decide for ``near_duplicate_links`` whether pairs of pictures show the same photograph, by their thumbnails.
+    """Decide by thumbnails whether pairs of pictures show the same photograph, for ``near_duplicate_links``.
+
+    A call decides on K pairs.
 
     Args:
         thumbnails: N texts of ``thumbnail_text``.
@@ -300,7 +305,7 @@ def _shares(borders: Grid, num_cells: int) -> Floats:
 
 
 def span_averages(side: int, patch_side: int) -> Floats:
-    """Return a matrix for each of the 10 spans, (10, patch_side, side).
+    """Return a matrix for each of the 10 spans (parts of a side, ``SPANS``), float32 (10, patch_side, side).
 
     Multiplied with ``side`` cells, a matrix cuts out its span and averages it to ``patch_side`` cells.
     """
@@ -347,10 +352,11 @@ def _colours_agree(one: Floats, other: Floats) -> Flags:
 
 
 def _explained(one: Floats, other: Floats) -> Grid:
-    """Return the share of the variance of ``one`` that a least-squares fit of ``other`` explains, (K,).
+    """Return for K pairs of pictures the share of the variance of ``one`` that ``other`` explains, float64 (K,).
 
-    The fit may shift ``other``, scale it and change its contrast. The share is 0 if the best fit inverts the contrast,
-    or if ``one`` is too plain.
+    ``other`` is fitted to ``one`` by least squares: it is shifted and scaled a little, and its brightness and contrast
+    change. A share of 1 is a perfect fit. The share is 0 if the best fit inverts the contrast, or if ``one`` is too
+    plain.
 
     Args:
         one: luma of K pictures, (K, 20, 20).
@@ -412,9 +418,12 @@ class SameFootage:
     def agree(self, candidates: Places, view: TimeView, is_near: Flags) -> Flags:
         """Return for each of K pairs of videos whether the first video shows a window of the second, bool (K,).
 
+        Luma, hue and the change from frame to frame must all be similar.
+
         Args:
-            candidates: (4, K): the index in ``looks`` of the first video, that of the second video, the window of the
-                second video as index into ``WINDOWS``, and 1 if the first video is mirrored before the comparison.
+            candidates: (4, K), with four rows: the index in ``looks`` of the first video, the index of the second
+                video, the window of the second video as index into ``WINDOWS``, and 1 if the first video is mirrored
+                before the comparison, else 0.
             view: the T pairs of frame indices to compare.
             is_near: (K, T), true for pairs of frames whose hashes agree. Only such frames are compared; every row needs
                 at least one.
@@ -453,15 +462,18 @@ def _total(values: Floats) -> Grid:
 
 
 def _ratio(part: Grid, whole: Grid) -> Grid:
-    """Return ``part / whole``, (K,), or 1 where ``whole`` is nearly 0.
+    """Return ``part / whole``, both (K,), or 1 where ``whole`` is nearly 0.
 
-    The ratio is rounded, so that the order in which sums were added does not matter.
+    The ratio is rounded to 6 digits, so that the rounding errors of sums do not matter.
     """
     return np.asarray(np.where(whole > 1e-6, part / np.maximum(whole, 1e-6), 1.0).round(6))
 
 
 def _share_off_median(luma: Floats, is_near: Flags) -> Grid:
-    """Return the share of cells that differ from the median luma of their frame, as mean over frames, (K,).
+    """Return for each of K videos the share of cells whose luma is far from the median of their frame, (K,).
+
+    A cell is a pixel of a tiny picture. It is far if it differs by more than 8 grey levels. The share is a mean over
+    frames.
 
     Args:
         luma: luma of K videos with T frames each, (K, T, 1, side, side).
@@ -472,13 +484,14 @@ def _share_off_median(luma: Floats, is_near: Flags) -> Grid:
 
 
 def _colours(colours: Sequence[Floats], used: Floats) -> tuple[Grid, Grid]:
-    """Return (hue, saturation): how similar the colours are in each of K pairs of videos, both (K,).
+    """Return (hue, saturation): how similar the colours are in each of K pairs of videos, both (K,), at most 1.
 
-    ``hue`` is the mean cosine between the colours of both videos, weighted by strength; 1 if either is colourless.
-    ``saturation`` is near 1 for equal hue and equal strength. It falls as the strengths differ.
+    A colour is a vector of two values, (blue, red). Its length is its strength. ``hue`` is the mean cosine between the
+    colours of both videos, weighted by strength; 1 if either video is colourless. ``saturation`` is near 1 for equal
+    hue and equal strength. It falls as the strengths differ.
 
     Args:
-        colours: the colours of the first videos and those of the second, each (K, T, 2, side, side), for T frames.
+        colours: two arrays (K, T, 2, side, side), the colours of the first and of the second videos, for T frames.
         used: 1 for frames that are compared, else 0, (K, T, 1, 1, 1).
     """
     num_used = _total(used)
@@ -502,13 +515,14 @@ def _strength(colours: Floats) -> Floats:
 
 
 def _motion_alike(pairs: Sequence[Sequence[Floats]], used: Floats) -> Grid:
-    """Return how similarly the videos of K pairs change over time in luma and colour, (K,).
+    """Return how similarly the two videos of each of K pairs change over time in luma and colour, (K,).
 
-    The value is the correlation of the frames' deviations from the mean frame of their video; 1 if neither video moves.
+    The mean over time is subtracted from the frames of each video. The result is the correlation of what remains, -1 to
+    1. It is 1 if neither video moves.
 
     Args:
-        pairs: the luma of the first and of the second videos, and the colours likewise; each (K, T, channels, side,
-            side), for T frames.
+        pairs: two pairs of arrays: the luma of the first and of the second videos, and the colours of the first and of
+            the second videos. All arrays are (K, T, channels, side, side), for T frames.
         used: 1 for frames that are compared, else 0, (K, T, 1, 1, 1).
     """
     num_used = used.sum(axis=1, keepdims=True)
