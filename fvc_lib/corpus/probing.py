@@ -115,7 +115,7 @@ class ProbeResult:
 
     path: str  # table text, relative to the probed folder; empty if re-encoding failed
     probe: VideoProbe | None = None  # properties of a video; None for images and unusable files
-    content_sha256: str = ""  # hash of the content of a video; for images see ``facts``
+    content_sha256: str = ""  # hash of the content; empty for unusable files
     perceptual_hash: str | None = None
     reason: str = ""  # why the file is unusable, a short name such as ``truncated``; empty: it is usable
     detail: str = ""  # sentences for the user on that reason
@@ -139,7 +139,8 @@ class ProbeResult:
             return cls(path, reason=values["reason"], detail=values["detail"])
         if "facts" in values:
             facts = ImageFacts(**values["facts"])
-            return cls(path, facts=facts, perceptual_hash=values["perceptual_hash"], thumbnail=values["thumbnail"])
+            hashes = {name: values[name] for name in ("perceptual_hash", "thumbnail")}
+            return cls(path, content_sha256=facts.content_sha256, facts=facts, **hashes)
         # A million videos have few codecs: equal names share one text in memory.
         probe: dict[str, Any] = dict(values["probe"])
         probe |= {name: sys.intern(text) for name, text in probe.items() if isinstance(text, str)}

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import av
-import polars as pl
 import safetensors.numpy
 import safetensors.torch
 import torch
@@ -34,7 +33,6 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.records.digests import read_document, write_document
 from fvc_lib.services.registry import CROPS, DETECTORS, FileRegistry
-from fvc_lib.services.tables import TableSchema, read_table
 from fvc_lib.services.tasks import TASKS
 from fvc_lib.tasks.predicting import Predictor, Standing, Strict, Trained, predictor_class
 from fvc_lib.tasks.shared_training import TrainedClass
@@ -262,10 +260,6 @@ class Bundle:
         """Return the task's section of ``bundle.json`` as a ``model``; raise ``UsageError`` for invalid content."""
         return _parsed(model, self.folder, self.record.section)
 
-    def table(self, name: str, schema: TableSchema) -> pl.DataFrame:
-        """Return the table in the file ``name``; raise ``FvcError`` where it does not fit ``schema``."""
-        return read_table(self.folder / name, schema)
-
     def arrays(self, name: str, read: Callable[[dict[str, Any]], _Part]) -> _Part | None:
         """Return the result of ``read`` on the arrays in the file ``name``; None where the file is missing.
 
@@ -300,14 +294,6 @@ def open_bundle(folder: Path, *, allow_code: bool = False) -> Predictor:
         )
         predictor.cautions += (caution,)
     return predictor
-
-
-def task_of_bundle(folder: Path) -> str:
-    """Return the task named in ``bundle.json``, without checking the bundle; raise ``UsageError`` without one."""
-    task = str(as_mapping(read_json_object(folder / RECORD).get("params")).get("task"))
-    if task not in TASKS:
-        raise refused(folder, f"{RECORD} is missing or damaged")
-    return task
 
 
 def _files_in(folder: Path) -> list[str]:
@@ -357,7 +343,9 @@ def _config_of(folder: Path, params: Mapping[str, Any], *, allow_code: bool) -> 
         UsageError: the record has an unexpected parameter, names a missing file, or needs code that is not allowed.
     """
     values = {**params, "cache_dir": resolve_config().cache_dir}
-    if foreign := sorted(set(params) - _recorded(task_of_bundle(folder))):
+    if params.get("task") not in TASKS:
+        raise refused(folder, f"{RECORD} names no task")
+    if foreign := sorted(set(params) - _recorded(params["task"])):
         raise refused(folder, f"{RECORD} has the parameter {foreign[0]!r}, which no bundle has")
     for name, (place, registry) in _OWN_CODE.items():
         value = str(params.get(name, ""))

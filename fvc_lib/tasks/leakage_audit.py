@@ -241,13 +241,7 @@ def split_audit(
     cache, paths = Path(config.cache_dir) / "index", files["path"].to_list()
     probed, _ = probe_files(kind, root, paths, cache, workers=config.workers, progress=progress, stop=stop)
     found = [probed[path] for path in paths]
-    judge = None
-    if config.task == "image":
-        contents = [file.facts and file.facts.content_sha256 for file in found]
-        any_picture = max((file.thumbnail for file in found), default="")  # files without a hash are never compared
-        judge = SamePictures([file.thumbnail or any_picture for file in found])
-    else:
-        contents = [file.content_sha256 or None for file in found]
+    contents = [file.content_sha256 or None for file in found]
     files = files.with_columns(now=pl.Series(contents, dtype=pl.String), training=0)
     changed = files.filter(pl.col("now").ne_missing(pl.col("content_sha256")))["path"].to_list()
     text = f"{len(changed):,} of {files.height:,} files differ from the index. The first: {changed[:3]}."
@@ -259,6 +253,8 @@ def split_audit(
     ]
     if config.near_duplicate_bits:
         hashes = [file.perceptual_hash for file in found]
+        any_picture = max((file.thumbnail for file in found), default="")  # files without a hash are never compared
+        judge = SamePictures([file.thumbnail or any_picture for file in found]) if any_picture else None
         links = near_duplicate_links(hashes, config.near_duplicate_bits, judge)
         checks.append(_near_copies(files, "part", "near_copies", links, hashes.count(None)))
     return check_table(frame_of(checks, LEAKAGE_AUDIT), LEAKAGE_AUDIT, "leakage audit")

@@ -4,8 +4,8 @@ A predictor is loaded from a finished run, an ensemble or a bundle (an exported 
 names the class in ``TaskSpec.predictor``. ``predictor_of`` reads a run or an ensemble, ``tasks/bundle.py`` a bundle.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from fvc_lib.corpus.corpus_files import Kind
-from fvc_lib.engine.device import resolve_device
+from fvc_lib.engine.device import Precision, deterministic_algorithms, resolve_device
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json
@@ -274,9 +274,11 @@ class OneNetwork(Predictor):
     Attributes:
         files_of_run: schema of the run's table of files, with at least the columns ``content_sha256 part``; a file may
             have several rows. The schema's name is the name of the table.
+        parts: JSON value of the further files that affect an answer, such as labels.
     """
 
     files_of_run: ClassVar[TableSchema]
+    parts: Any
 
     def __init__(self, trained: Trained) -> None:
         super().__init__(trained.name, trained.config, {"network": trained}, trained.standing)
@@ -317,7 +319,7 @@ class OneNetwork(Predictor):
     @classmethod
     def of_bundle(cls, bundle: Any) -> Self:
         """Return the predictor of an opened ``Bundle``; raise ``FvcError`` for content that no export writes."""
-        known = dict(bundle.table(KNOWN, KNOWN_FILES).iter_rows())
+        known = dict(read_table(bundle.folder / KNOWN, KNOWN_FILES).iter_rows())
         trained = bundle.trained("network", known=known, standing=bundle.record.standing)
         return cls.read(trained, bundle.folder, None)
 
@@ -345,16 +347,18 @@ class OneNetwork(Predictor):
     def identity(self) -> str:
         """See ``Predictor``."""
         digest = self.trained["network"].digest
-        more = [list(self.columns), self.decode_hash, self.identity_of_parts()]
+        more = [list(self.columns), self.decode_hash, self.parts]
         return f"{self.name}@{digest[:12]}:{sha256_of_json(more)[:16]}"
-
-    def identity_of_parts(self) -> Any:
-        """Return, as a JSON value, the content of the further files that affect an answer, such as labels."""
-        raise NotImplementedError
 
     def row(self, path: Path, found: Finding) -> Prediction:
         """See ``Predictor``."""
         return Prediction(path, found.values, self.known.get(found.sha256, ""), found.failure)
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Run the body without gradients, with deterministic algorithms, in the precision of the training."""
+        with torch.inference_mode(), deterministic_algorithms(self.compute.device), Precision(self.compute).autocast():
+            yield
 
     def _build(self, build: Callable[[], nn.Module]) -> nn.Module:
         """Return the network in evaluation mode on its device; errors are those of ``Trained.built``."""

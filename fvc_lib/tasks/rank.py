@@ -23,7 +23,7 @@ from fvc_lib.engine.training_state import MetricSink, NoMetrics
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError
 from fvc_lib.services.memory import SHARERS_VARIABLE, MemoryObserver, NoObserver, memory_sharers
-from fvc_lib.services.parameters import read_params_file, resolve_config
+from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
 from fvc_lib.services.stage_logs import MemorySampler, MetricLog
 from fvc_lib.services.tasks import FOLD_TRAINING, TASKS, TRAINING_STAGES
@@ -96,8 +96,7 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
         if launch is not None:
             file = RankFile(launch.log, place.rank)
         paths = RunPaths(run_dir)
-        params = RunConfig.model_validate_json(launch.config) if launch else None
-        config = params or resolve_config(read_params_file(paths.params_yaml), environ={})
+        config = RunConfig.model_validate_json(launch.config) if launch else run_config(paths.params_yaml)
         attempt = launch.attempt if launch else int(os.environ.get(ATTEMPT_VARIABLE, "1"))
         # The memory budget is that of all ranks on this machine and of the process that started them.
         sharers = place.local_size + (launch is not None)

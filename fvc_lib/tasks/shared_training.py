@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Annotated, Any, Generic, Self, TypedDict, TypeVar, cast
@@ -284,11 +285,6 @@ class Finished(Generic[R]):
     write: Callable[[], None] = lambda: None
 
 
-def record_alone(trained: Sequence[TrainedNetwork]) -> Finished[Any]:
-    """Return the records of the trained networks, without scoring a test part or writing tables."""
-    return Finished([TrainingRecord(**network.record()) for network in trained])
-
-
 @dataclass(frozen=True, kw_only=True)
 class Training(Generic[R]):
     """The part of a training that a task provides: its networks, settings and final scoring.
@@ -302,7 +298,7 @@ class Training(Generic[R]):
         networks: the model first, then its controls.
         sizes: fields of the outcome: ``num_train num_validation num_test``, optionally ``num_train_samples missing``.
         finish: called on every rank after the training; makes choices, scores the test part once, and returns the
-            records and a function that writes the tables.
+            records and a function that writes the tables. The default is for a training that is only planned.
         outputs: files that ``finish`` writes; a training is finished when its outcome and these files exist.
     """
 
@@ -313,7 +309,7 @@ class Training(Generic[R]):
     parameters: Mapping[str, Any]
     networks: Sequence[Network]
     sizes: Mapping[str, Any]
-    finish: Callable[[Sequence[TrainedNetwork]], Finished[R]] = record_alone
+    finish: Callable[[Sequence[TrainedNetwork]], Finished[R]] = lambda _trained: Finished(())
     outputs: Sequence[Path] = ()
 
     @property
@@ -451,7 +447,7 @@ def train(
                 memory=observer,
                 name=name,
                 stop=stop,
-                progress=_part(progress, number, len(training.networks)),
+                progress=partial(_report, progress, number, len(training.networks)) if progress else None,
                 ranks=ranks,
             )
             state = engine.fit()
@@ -491,6 +487,11 @@ def train(
     return outcome
 
 
+def _report(progress: Progress, number: int, count: int, done: int, planned: int) -> None:
+    """Report the progress of network ``number`` (from 0) as progress over all ``count`` networks."""
+    progress(number * planned + done, count * planned)
+
+
 @dataclass(frozen=True)
 class ControlLog:
     """A metric log for a control: the phase is the control's ``name``, and metrics are named ``<phase>_<metric>``."""
@@ -502,13 +503,6 @@ class ControlLog:
         """Log the renamed ``metrics`` under the control's phase."""
         renamed = {f"{phase}_{name}": value for name, value in metrics.items()}
         self.metrics.log(step=step, epoch=epoch, phase=self.name, metrics=renamed)
-
-
-def _part(progress: Progress | None, number: int, count: int) -> Progress | None:
-    """Return a progress callback for network ``number`` (from 0) that reports progress over all ``count`` networks."""
-    if progress is None:
-        return None
-    return lambda done, planned: progress(number * planned + done, count * planned)
 
 
 def settings_of(

@@ -20,7 +20,8 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, INDEX, PREDICTIONS, check_table, read_table, write_table
 from fvc_lib.tasks.video import controls
-from fvc_lib.tasks.video.data import ClipDataset, class_weights, clip_rows
+from fvc_lib.tasks.video.calibration import RecordedSelection, Selection
+from fvc_lib.tasks.video.data import ClipDataset, FoldClips, class_weights, clip_rows
 from fvc_lib.tasks.video.training import VideoTask
 from fvc_lib.video.clips.store import ClipStore
 from tests.kits.engine_kit import SETTINGS, Observer, draining
@@ -193,6 +194,16 @@ def drawn_tiny_training(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_training(drawn_tiny_training: Path, tmp_path: Path) -> TinyTraining:
     shutil.copytree(drawn_tiny_training, tmp_path, dirs_exist_ok=True)
     return tiny_training_in(tmp_path)
+
+
+def recorded_selection(clips: FoldClips) -> RecordedSelection:
+    """Of ``clips``, with made-up values: the threshold and temperature of ``conftest``'s predictions."""
+    chosen = Selection(
+        num_epochs=3, best_epoch=2, validation_loss=0.5, prior_logit=0.0, temperature=2.0, log_loss=0.4,
+        log_loss_uncalibrated=0.4, threshold=0.5, balanced_accuracy=0.9, num_videos=8, num_groups=4, num_real=4,
+        num_fake=4,
+    )  # fmt: skip
+    return RecordedSelection(chosen, clips.fingerprint, "0" * 64)
 
 
 class ListLog:

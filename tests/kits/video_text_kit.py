@@ -12,8 +12,6 @@ from fvc_lib.detectors.packages import mend_torchvision
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.task import Batch, Sample
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.tables import CAPTIONS, RETRIEVAL_RANKS, TASK_RESULTS, VIDEO_TEXTS, read_table, write_table
-from fvc_lib.tasks.video_text.results import video_text_results
 from fvc_lib.tasks.video_text.task import VideoTextTask
 
 CPU = torch.device("cpu")
@@ -105,15 +103,6 @@ def tiny_task(plan: NetworkPlan = PLAN, training=None, validation=None, **settin
 
 def planned(**changes) -> NetworkPlan:
     return replace(PLAN, **changes)
-
-
-def video_text_results_of(paths, config):
-    """As 20_video_text writes them."""
-    pairs = read_table(paths.video_texts, VIDEO_TEXTS)
-    ranks, captions = read_table(paths.retrieval_ranks, RETRIEVAL_RANKS), read_table(paths.captions, CAPTIONS)
-    results = video_text_results(pairs, ranks, captions, paths.embeddings, config)
-    write_table(results, TASK_RESULTS, paths.task_results)
-    return results
 
 
 def write_tiny_bert(folder: Path) -> str:

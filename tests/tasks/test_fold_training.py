@@ -11,8 +11,7 @@ from fvc_lib.tasks import shared_training
 from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video.data import fold_clips
 from fvc_lib.tasks.video.training import TrainingSummary, read_fold, train_fold
-from tests.kits.selection_kit import recorded_selection
-from tests.kits.training import ListLog, tiny_training_in
+from tests.kits.training import ListLog, recorded_selection, tiny_training_in
 
 
 def run(tiny, log, fold=0, **options):

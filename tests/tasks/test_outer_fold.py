@@ -12,7 +12,7 @@ from fvc_lib.tasks.video.calibration import SELECTION
 from fvc_lib.tasks.video.data import ClipRow, SealedFold
 from fvc_lib.tasks.video.training import train_fold
 from tests.faults.conftest import elsewhere
-from tests.kits.selection_kit import recorded_selection
+from tests.kits.training import recorded_selection
 
 ROWS = [ClipRow("video-a", 0, 0), ClipRow("video-b", 0, 1)]
 

@@ -31,7 +31,7 @@ from fvc_lib.services.tables import (
 from fvc_lib.tasks.predicting import predictor_of
 from fvc_lib.tasks.video_text.results import read_embeddings
 from tests.kits.bundle_kit import edited, sealed
-from tests.kits.predicting_kit import caption_run, picture_run
+from tests.kits.split_runs import caption_run, picture_run
 from tests.kits.video_text_kit import write_tiny_bert
 from tests.kits.warm_workers import forked_workers
 
@@ -73,7 +73,7 @@ def make_home(home: Path, task: str) -> None:
     with (home / "files" / f"<b>new{file.suffix}").open("wb") as new:
         new.write(file.read_bytes() + bytes(8))
     with forked_workers():
-        done = predict_in(home / "by_run", run.root, home / "files")
+        done = predict_in(home / "by_run", run.root, home / "files", "-j", "2")
     assert done.exit_code == 0, done.output
     (home / "moving").mkdir()
     for each in (run.root.parent, corpus):
@@ -98,7 +98,7 @@ def caption_home(home_of) -> Path:
 
 def predict_in(out: Path, model: Path, *more: str | Path) -> Result:
     """What ``predict`` does of ``model``, with the files to ask about first in ``more``."""
-    return CliRunner().invoke(main, ["predict", str(model), *map(str, more), "--out", str(out), "-j", "1"])
+    return CliRunner().invoke(main, ["predict", str(model), "-j", "1", *map(str, more), "--out", str(out)])
 
 
 def rows_of(folder):

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -53,11 +52,7 @@ def metrics_of(path):
 def test_a_fold_on_two_ranks_leaves_what_one_process_leaves(two_ranks, tmp_path):
     """Started from here, as the notebook does it; then by torchrun in a copy: the same bits."""
     paths, seen, observer = two_ranks.paths, [], Observer()
-    with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0) as log:
-        outcome = train_fold(
-            paths, two_ranks.config, 0, metric_log=log, memory=observer,
-            progress=lambda done, planned: seen.append((done, planned)),
-        )  # fmt: skip
+    outcome = train_here(paths, two_ranks.config, memory=observer, progress=lambda *steps: seen.append(steps))
     assert outcome == read_outcome(paths.fold_outcome(0), TrainingSummary)
     assert outcome.num_ranks == 2
     assert seen == sorted(seen)
@@ -66,9 +61,7 @@ def test_a_fold_on_two_ranks_leaves_what_one_process_leaves(two_ranks, tmp_path)
     assert [kind for kind, _ in observer.events] == ["device"]
 
     alone = elsewhere(two_ranks, tmp_path / "alone" / "run_1")
-    with MetricLog(alone.metrics(STAGE, 0), run_id="r", fold=0) as log:
-        single = two_ranks.with_config(num_ranks=1).config
-        train_fold(alone, single, 0, metric_log=log)
+    train_here(alone, two_ranks.with_config(num_ranks=1).config)
     assert equal_up_to_rounding(predictions(paths), predictions(alone))
     assert metrics_of(paths.metrics(STAGE, 0)).keys() == metrics_of(alone.metrics(STAGE, 0)).keys()
 
@@ -92,34 +85,36 @@ def ranks_of(paths):
     return rank_processes(paths.logs / f"{STAGE}_fold_0_ranks.log")
 
 
-def train_until(paths, config, attempt, disturb):
-    """Train fold 0 here, with ``disturb(ranks)`` called once the given number of steps is told."""
-    after, what = disturb
+def train_here(paths, config, attempt=1, **options):
+    with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0, attempt=attempt) as log:
+        return train_fold(paths, config, 0, metric_log=log, attempt=attempt, **options)
+
+
+def train_until(paths, config, attempt, after, what):
+    """Train fold 0 here, with ``what(ranks)`` called once, after the given number of steps."""
     done = []
 
     def progress(steps, planned):
         if steps >= after and not done:
             done.append(what(ranks_of(paths)))
 
-    with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0, attempt=attempt) as log:
-        train_fold(paths, config, 0, metric_log=log, attempt=attempt, progress=progress, stop=lambda: "stop" in done)
+    train_here(paths, config, attempt, progress=progress, stop=lambda: "stop" in done)
 
 
 @pytest.mark.long
 @pytest.mark.fault(3, 5)
 def test_a_fold_whose_ranks_are_killed_and_stopped_ends_as_if_they_had_not_been(two_ranks, tmp_path):
     paths, config = two_ranks.paths, two_ranks.with_config(checkpoint_minutes=0).config
-    never = (10**6, lambda ranks: None)
-    train_until(paths, config, 1, never)
+    train_here(paths, config)
     disturbed = elsewhere(two_ranks, tmp_path / "disturbed" / "run_1")
     with pytest.raises(RankLostError, match="rank 1 was ended by Killed"):
-        train_until(disturbed, config, 1, (2, lambda ranks: ranks[1].kill()))
+        train_until(disturbed, config, 1, 2, lambda ranks: ranks[1].kill())
     with pytest.raises(StoppedError, match="stopped as asked"):
-        train_until(disturbed, config, 2, (4, lambda ranks: ranks[1].send_signal(signal.SIGUSR1)))
+        train_until(disturbed, config, 2, 4, lambda ranks: ranks[1].send_signal(signal.SIGUSR1))
     with pytest.raises(StoppedError, match="stopped as asked"):
-        train_until(disturbed, config, 3, (5, lambda ranks: "stop"))
+        train_until(disturbed, config, 3, 5, lambda ranks: "stop")
     assert ranks_of(disturbed) == {}
-    train_until(disturbed, config, 4, never)
+    train_here(disturbed, config, 4)
     assert result_of(disturbed) == result_of(paths)
     assert read_outcome(disturbed.fold_outcome(0), TrainingSummary).training.inexact_because == ()
     log = (disturbed.logs / f"{STAGE}_fold_0_ranks.log").read_text()
@@ -161,23 +156,21 @@ def test_each_sample_of_a_stream_comes_once_an_epoch_over_two_ranks_with_two_loa
         outcome = train_fold(paths, config, 0, metric_log=NoMetrics())
         seen = [path.read_text().split() for path in sorted(tmp_path.glob(f"seen_{size}_{workers}_*"))]
         assert len(seen) == size
-        clips = [clip for its in seen for clip in its]
         num_clips = outcome.num_train * (1 + config.augmentations_per_video)
-        assert set(Counter(clips).values()) == {3}
-        assert len(set(clips)) == num_clips
         steps = [len(batch) for batch in effective_batches(np.arange(num_clips), config.effective_batch_size)]
         for rank, its in enumerate(seen):
-            an_epoch = sum(len(share(list(range(step)), rank, size)) for step in steps)
-            assert len(its) == 3 * an_epoch
-        for epoch in range(3):
-            came = [clip for its in seen for clip in its[epoch * len(its) // 3 : (epoch + 1) * len(its) // 3]]
-            assert len(came) == len(set(came)) == num_clips
+            assert len(its) == 3 * sum(len(share(list(range(step)), rank, size)) for step in steps)
+        epochs = [
+            {clip for its in seen for clip in its[epoch * len(its) // 3 : (epoch + 1) * len(its) // 3]}
+            for epoch in range(3)
+        ]
+        assert [len(came) for came in epochs] == [num_clips] * 3  # and so each clip once an epoch
+        assert len(set.union(*epochs)) == num_clips
         weights[size, workers] = (paths.fold_checkpoints(0) / BEST).read_bytes()
         tables[size, workers] = predictions(paths)
     assert weights[2, 2] == weights[2, 0]
     assert tables[2, 2].equals(tables[2, 0])
-    compared = [name for name in ROUNDED if not name.startswith("control")]
-    for name in compared:
+    for name in set(ROUNDED) - {"control_score"}:
         assert (tables[2, 2][name] - tables[1, 2][name]).abs().max() < 1e-5
 
 

@@ -6,11 +6,10 @@ from torch import nn
 
 from fvc_lib.engine import joint_loss
 from fvc_lib.engine.device import Precision, resolve_device
-from fvc_lib.engine.joint_loss import compared_outputs, joint_part
+from fvc_lib.engine.joint_loss import joint_part
 from fvc_lib.engine.loop import evaluate_batch
 from fvc_lib.engine.optimizer import finish_gradients
 from fvc_lib.engine.random_state import forked_random_state
-from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.step import BatchTransaction, MemoryExhaustedError
 from fvc_lib.engine.task import LossSum, Sample, stack_samples
 from tests.kits.engine_kit import LONE_SAMPLE_TOLERANCE, SPLIT_TOLERANCE, EndsOnce, split_tolerance, tight
@@ -193,32 +192,6 @@ def test_a_joint_loss_that_never_fits_is_tried_once_more_and_says_what_would_hel
         gradients(tight(task, never), micro_batch, report=reported.append)
     assert [(event.micro_batch, event.micro_batch_next) for event in reported] == tried
     assert {event.where for event in reported} == {"joint_loss"}
-
-
-class OtherRanksSamples(Ranks):
-    """As rank 1 of two, when rank 0 has all samples of the effective batch."""
-
-    rank, size = 1, 2
-
-    def __init__(self, documents):
-        self.documents = documents
-
-    def everyone(self, place, value):
-        return [self.documents, value]
-
-
-def test_memory_that_ends_on_a_rank_without_samples_is_no_reason_to_stop(tasks):
-    task = type(tasks)("video_text", tasks.folder)()
-    model, batch = model_of(task), batch_of(task)
-    found = compared_outputs(task, lambda start, part: (task.forward(model, part), None), batch, 8)
-    transaction = BatchTransaction(
-        tight(task, EndsOnce("joint_loss", 1)), model, Precision(CPU), CPU.device,
-        ranks=OtherRanksSamples(found),
-    )  # fmt: skip
-    result = transaction.gradients(batch.part(NUM_SAMPLES, NUM_SAMPLES), 4, NUM_SAMPLES)
-    its_share = task.joint_loss(model, found["outputs"], found["tensors"], range(3, NUM_SAMPLES))
-    assert result.micro_batch == 2
-    assert result.loss.total == pytest.approx(its_share.item(), rel=1e-6)
 
 
 def rank_gradients(ranks, tasks, folder):

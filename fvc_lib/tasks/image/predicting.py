@@ -15,7 +15,6 @@ import polars as pl
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from fvc_lib.engine.device import Precision, deterministic_algorithms
 from fvc_lib.engine.task import Batch
 from fvc_lib.metrics.calibration import class_probabilities
 from fvc_lib.services import tables
@@ -56,7 +55,7 @@ class ImagePredictor(OneNetwork):
 
     def __init__(self, trained: Trained, labels: ImageLabels) -> None:
         super().__init__(trained)
-        self.labels = labels
+        self.labels, self.parts = labels, asdict(labels)
         nothing = ImageRecords(pl.DataFrame(), np.empty(0, np.int64), np.empty((0, len(labels.targets))))
         dataset = ImageDataset(Path(), nothing, labels, self.config.image_size)
         self.task = ImageTask(dataset, dataset, self.config)
@@ -77,17 +76,13 @@ class ImagePredictor(OneNetwork):
 
     def write(self, folder: Path) -> dict[str, Any]:
         """See ``Predictor``."""
-        write_json(folder / LABELS, asdict(self.labels))
+        write_json(folder / LABELS, self.parts)
         return super().write(folder)
 
     @property
     def decode_hash(self) -> str:
         """Return a digest of Pillow's version and of the code that decodes with it."""
         return sha256_of_json([PIL.__version__, code_hash(_DECODER)])
-
-    def identity_of_parts(self) -> Any:
-        """See ``OneNetwork``."""
-        return asdict(self.labels)
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
         """See ``Predictor``."""
@@ -126,31 +121,26 @@ class ImagePredictor(OneNetwork):
             DataError: an output of the network is not finite.
         """
         batch = Batch((content,), {"image": view[None].to(self.compute.device)})
-        with torch.inference_mode(), deterministic_algorithms(self.compute.device):
-            with Precision(self.compute).autocast():
-                outputs = self.task.forward(self.network, batch)
-            logits, scaled = (outputs[name].double().cpu().numpy() for name in ("class_logits", "values"))
+        with self._computing():
+            outputs = self.task.forward(self.network, batch)
+        logits, scaled = (outputs[name].double().cpu().numpy() for name in ("class_logits", "values"))
         if not (np.isfinite(logits).all() and np.isfinite(scaled).all()):
             raise DataError(f"{self.name}: the network says nothing finite of a picture.")
-        labels, lines, values = self.labels, list[str](), dict[str, str | float | None]()
+        labels, values, lines = self.labels, dict[str, str | float | None](), list[str]()
         if labels.classes:
-            plain = class_probabilities(logits, 1.0)[0]
             # If logits are equal, the first class is taken, as in the test part.
-            first, second = (*np.argsort(-logits[0], kind="stable").tolist(), None)[:2]
-            values = dict.fromkeys(_CLASS) | {"class": labels.classes[first]}
-            values["probability_uncalibrated"] = float(plain[first])
-            lines = [labels.classes[first], "probability not calibrated"]
+            order = np.argsort(-logits[0], kind="stable")[:2].tolist()
+            names, plain = [labels.classes[place] for place in order], class_probabilities(logits, 1.0)[0]
+            values = dict.fromkeys(_CLASS) | dict(zip(("class", "runner_up"), names, strict=False))
+            values["probability_uncalibrated"] = float(plain[order[0]])
+            lines = [names[0], "probability not calibrated", *(f"then {name}" for name in names[1:])]
             if labels.calibration is not None:
-                calibrated = class_probabilities(logits, labels.calibration.temperature)[0]
-                values["probability"] = float(calibrated[first])
-                values["runner_up_probability"] = None if second is None else float(calibrated[second])
-                lines[1] = f"probability {calibrated[first]:.2f}"
-            if second is not None:
-                values["runner_up"] = labels.classes[second]
-                lines.append(f"then {labels.classes[second]}")
-        numbers = labels.in_units(scaled)[0].tolist() if labels.targets else []
-        values |= dict(zip(self._targets, numbers, strict=True))
-        lines += [f"{name} {number:.4g}" for name, number in zip(self._targets, numbers, strict=True)]
+                calibrated = class_probabilities(logits, labels.calibration.temperature)[0, order].tolist()
+                values |= dict(zip(("probability", "runner_up_probability"), calibrated, strict=False))
+                lines[1] = f"probability {calibrated[0]:.2f}"
+        numbers = dict(zip(self._targets, labels.in_units(scaled)[0].tolist(), strict=True))
+        values |= numbers
+        lines += [f"{name} {number:.4g}" for name, number in numbers.items()]
         return Finding(path, content, values, lines[0], tuple(lines[1:]), picture(path, view.numpy()))
 
 

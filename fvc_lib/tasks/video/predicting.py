@@ -190,7 +190,7 @@ class VideoDetector(Predictor):
         folder, standing, section = bundle.folder, bundle.record.standing, bundle.section(Section)
         record = section.ensemble
         rates = [rule.base_rate for rule in (record.folds if record else section.folds)]
-        rows = bundle.table(_KNOWN, KNOWN_VIDEOS).with_columns(video_id=pl.col("content_sha256").str.head(16))
+        rows = read_table(folder / _KNOWN, KNOWN_VIDEOS).with_columns(video_id=pl.col("content_sha256").str.head(16))
         scored = rows.drop_nulls("score")
         if scored["label"].n_unique() < 2 or not scored["fold"].is_between(0, len(rates) - 1).all():
             raise refused(folder, f"{_KNOWN} has no scores of both reals and fakes by the network of a fold")

@@ -3,8 +3,8 @@
 Videos are decoded like the videos of the training's test part.
 """
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fvc_lib.detectors.own.video_text import JointSpace, VideoTextNetwork
 from fvc_lib.detectors.texts.tokenizer import TextTokenizer
-from fvc_lib.engine.device import Precision, deterministic_algorithms
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import KNOWN_TEXTS, VIDEO_TEXTS, read_table, write_table
@@ -45,6 +44,7 @@ class VideoTextPredictor(OneNetwork):
     def __init__(self, trained: Trained, tokenizer: TextTokenizer, texts: pl.DataFrame) -> None:
         super().__init__(trained)
         self._tokenizer, self._texts = tokenizer, texts["text"].to_list()
+        self.parts = [tokenizer.fingerprint, self._texts]
         network = self._build(lambda: VideoTextNetwork(network_plan(self.config, tokenizer.vocabulary_size)))
         assert isinstance(network, VideoTextNetwork)
         self._network, self.columns = network, dict[str, pl.DataType]()
@@ -80,10 +80,6 @@ class VideoTextPredictor(OneNetwork):
     def decode_hash(self) -> str:
         """Return the clip store's digest of the code and the library that decode videos."""
         return ClipStore.of(self.config).decode_hash
-
-    def identity_of_parts(self) -> Any:
-        """See ``OneNetwork``."""
-        return [self._tokenizer.fingerprint, self._texts]
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
         """See ``Predictor``."""
@@ -137,12 +133,6 @@ class VideoTextPredictor(OneNetwork):
                     values |= {f"text_{place}": text, f"similarity_{place}": similarity}
                     lines.append(f"{similarity:.2f} {text}")
         return Finding(path, content, values, lines[0], tuple(lines[1:]), picture(path, frames))
-
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        """Run the body without gradients, with deterministic algorithms, in the precision of the training."""
-        with torch.inference_mode(), deterministic_algorithms(self.compute.device), Precision(self.compute).autocast():
-            yield
 
     def _text_embeddings(self, joint: JointSpace) -> Tensor:
         """Return the embeddings of all texts, unit vectors float32 (M, E)."""
