@@ -1,7 +1,8 @@
-"""The choice of epoch, temperature and threshold on the inner validation part, and the record of it.
+"""The choice of epoch, temperature and threshold on the inner validation part, and the record of these choices.
 
-The record is a file next to the weights. It is on disk before the outer fold is opened. If an attempt is killed after
-that, the next attempt uses the same record and does not choose again.
+The record is a file next to the weights. It is written before the outer fold is opened, that is, before the labels of
+the test videos are read. If an attempt is killed after that, the next attempt uses the same record and does not choose
+again.
 """
 
 import logging
@@ -28,20 +29,24 @@ _logger = logging.getLogger(__name__)
 class Selection:
     """The choices of one training, and their values on the inner validation part.
 
+    A model on features is a classical classifier that sees measured features of a video instead of its frames.
+
     Attributes:
         num_epochs: number of trained epochs; 0 for a model on features.
         best_epoch: 1-based, the epoch with the lowest inner validation loss; 0 for a model on features.
         validation_loss: loss of the best epoch, or of the fitted model on features; weighted as in training.
-        prior_logit: number added to the logits before the temperature (``data.prior_logit``); not chosen here.
+        prior_logit: log(fakes / reals), which is added to the logits before the temperature to undo class balancing
+            (``data.prior_logit``); 0 without balancing.
         temperature: divisor of the logits (``metrics.calibration.fit_temperature``).
         log_loss: log loss of the calibrated probabilities, in nats per video.
-        log_loss_uncalibrated: log loss at a temperature of 1.
+        log_loss_uncalibrated: log loss at a temperature of 1, in nats per video.
         threshold: the lowest calibrated probability that is called fake, chosen for the operating point.
         balanced_accuracy: balanced accuracy at the threshold; None if the inner validation part lacks a class.
         num_videos, num_groups, num_real, num_fake: sizes of the inner validation part.
-        operating_point: name of the goal that the threshold was chosen for (``metrics.operating_points``).
-        settings: the chosen settings of a model on features.
-        num_candidates: the number of settings to choose from.
+        operating_point: the goal that the threshold was chosen for, such as ``best`` or ``fpr=0.01``
+            (``metrics.operating_points``).
+        settings: the chosen settings of a model on features, by name; empty for a network.
+        num_candidates: the number of settings that a model on features could choose from; 0 for a network.
     """
 
     num_epochs: int
@@ -63,13 +68,14 @@ class Selection:
 
     @property
     def base_rate(self) -> float | None:
-        """The share of fakes in the inner validation part, which calibrates the scores; None if it lacks a class."""
+        """The share of fakes in the inner validation part, which calibrates the scores; None if a class is missing."""
         return self.num_fake / self.num_videos if self.num_real and self.num_fake else None
 
     def table(self) -> pl.DataFrame:
-        """Return a table for people, one row per choice.
+        """Return a table for people, one row each for the epoch (or settings), the temperature and the threshold.
 
-        Columns, all text: ``chosen`` (the choice), ``value``, ``by`` (the criterion) and ``reached`` (its value).
+        Columns, all text: ``chosen`` (what was chosen), ``value`` (its value), ``by`` (the criterion) and ``reached``
+        (the criterion's value).
         """
         calibrated = f"{self.log_loss:.4f} nats per video (at a temperature of 1: {self.log_loss_uncalibrated:.4f})"
         accuracy = "undefined" if self.balanced_accuracy is None else f"{self.balanced_accuracy:.4f}"
@@ -86,17 +92,19 @@ class Selection:
 
 
 def settings_text(settings: Mapping[str, float]) -> str:
-    """Return settings as text, such as ``leaves 3, rounds 40``."""
+    """Return settings as text, such as ``leaves 3, rounds 40``; without settings ``the only ones``."""
     return ", ".join(f"{name} {value:g}" for name, value in settings.items()) or "the only ones"
 
 
 @dataclass(frozen=True)
 class RecordedSelection:
-    """A selection with its fold and weights, as ``record_selection`` writes it.
+    """A selection, the fold and weights that it belongs to, and how often the outer fold was opened.
+
+    To open the outer fold means to read the labels of its test videos. ``record_selection`` writes the record.
 
     Attributes:
         selection: the choices and their values.
-        clips: fingerprint of the fold's clips, labels and parts; the record opens this fold alone.
+        clips: fingerprint of the fold's clips, labels and parts. Only a fold with this fingerprint accepts the record.
         weights: hex SHA-256 of the weights that the selection is for.
         openings: how often trainings in this folder opened the outer fold, this training included.
         earlier: with how many other selections the outer fold was opened before; a damaged record counts as one.
@@ -130,21 +138,23 @@ def select(
     best_epoch: int = 0,
     **settings: Any,
 ) -> Selection:
-    """Choose temperature and threshold on the inner validation part.
+    """Return the selection: choose temperature and threshold on the inner validation part, and measure them there.
+
+    If the videos are of one class, the threshold is 0.5.
 
     Args:
-        labels: int (N,) of the inner validation videos; 1 is fake.
+        labels: int (N,) of the inner validation videos; 1 is fake, 0 is real.
         logits: float (N,), with ``prior_logit`` added.
         num_groups: number of groups of these videos.
         validation_loss: loss of the chosen epoch or settings; only recorded.
         prior_logit: number that ``logits`` already include; only recorded.
-        point: the operating point that the threshold is chosen for.
+        point: the operating point that the threshold is chosen for (``metrics.operating_points``).
         num_epochs: number of trained epochs of a network; only recorded.
         best_epoch: 1-based epoch that the engine chose by the inner validation loss; only recorded.
-        settings: the fields ``settings`` and ``num_candidates`` of a model on features.
+        settings: the fields ``settings`` and ``num_candidates`` of ``Selection``, for a model on features.
 
     Raises:
-        ValueError: no video, or a logit that is not finite.
+        ValueError: there is no video, or a logit is not finite.
     """
     checked = check_labels(labels)
     temperature = fit_temperature(checked, logits)
@@ -173,10 +183,11 @@ def select(
 
 
 def record_selection(folder: Path, made: RecordedSelection) -> RecordedSelection:
-    """Write ``made`` to the training's ``folder``, and return the record as written.
+    """Write ``made`` to ``selection.json`` in the training's ``folder``, and return the record as written.
 
-    If ``folder`` has a record of the same fold, weights and operating point, its selection is kept, and only the number
-    of openings grows. So a resumed attempt cannot choose differently, even if it rounds differently.
+    If the folder already has a record of the same fold, weights and operating point, that record's selection stays, and
+    only its number of openings grows. So a resumed attempt cannot choose differently, even if it rounds differently. If
+    the folder has a record of another selection, or a damaged one, ``earlier`` grows and a warning is logged.
     """
     path, before = folder / SELECTION, read_selection(folder)
     record = made
@@ -199,7 +210,7 @@ def record_selection(folder: Path, made: RecordedSelection) -> RecordedSelection
 
 
 def read_selection(folder: Path) -> RecordedSelection | None:
-    """Return the record in a folder of checkpoints; None if it is missing or unreadable."""
+    """Return the selection that is recorded in a folder of checkpoints; None if it is missing or unreadable."""
     try:
         return TypeAdapter(RecordedSelection).validate_json(undamaged_content(folder / SELECTION))
     except (OSError, ValidationError):

@@ -1,15 +1,17 @@
 """Controls: predictors that see no pixel or learned shuffled labels, evaluated exactly like the model.
 
-A control gives every video an out-of-fold score and a threshold. The threshold is the share of fakes in the training
-part, which is best for balanced accuracy if the score is a calibrated probability.
+Words in capitals, such as FOLDS and INDEX, are table schemas (``services.tables``). A control gives every video an
+out-of-fold score and a threshold. The threshold is the share of fakes in the training part, which is best for balanced
+accuracy if the score is a calibrated probability.
 
-Two further controls give the real-versus-real floor: the AUC with which two sources of real videos can be told apart.
-A detector of fakes has no reason to separate two sources of reals. If it does, it recognises where videos come from.
+Two further controls give the real-versus-real floor: the AUC with which two sources of real videos can be told apart. A
+detector of fakes has no reason to separate two sources of reals. If it does, it recognises where videos come from.
 Reals and fakes come from different sources, too, so the detector's AUC of reals and fakes must be above this floor:
 
 - ``real_source_floor``: the AUC of the run's scores for the two sources; nothing is trained for it;
-- the real-source control (``config.real_source_control``): the same detector trained to name the source of a real, with
-  the same recipe, clips and groups. A video is scored by a network that was trained without its group.
+- the real-source control (``config.real_source_control``): the same detector, trained to name the source of a real
+  video instead of its label, with the same settings, clips and groups. A video is scored by a network that was trained
+  without its group.
 
 The two sources are those with the most videos, among all sources with at least 10 groups of reals. The control is
 possible in a fold if the test part has both sources and the training part has 2 groups of each source: one to learn
@@ -76,15 +78,17 @@ _PRIOR = (_FAKE.sum() - _FAKE.sum().over("fold")) / (pl.len() - pl.len().over("f
 def all_controls(
     index: pl.DataFrame, folds: pl.DataFrame, predictions: pl.DataFrame, *, seed: int, trainings: Trainings = None
 ) -> dict[str, pl.DataFrame]:
-    """Return the scores of every control by its name; ``shuffled_labels`` only if ``predictions`` have it.
+    """Return one table of scores per control, by the control's name.
+
+    The control ``shuffled_labels`` is included only if ``predictions`` have its scores.
 
     Args:
         index: INDEX schema; must hold every video of ``folds``.
         folds: the outer folds (FOLDS schema), with the labels that the model was tested on.
         predictions: PREDICTIONS schema.
-        seed: seed of the split by row.
-        trainings: the trainings of a protocol other than ``kfold`` (``trainings_of``), so that controls learn from the
-            same videos as the model.
+        seed: seed of the split by row, which ignores groups.
+        trainings: one FOLDS table per training (``trainings_of``), so that controls learn from the same videos as the
+            model; None for protocol ``kfold``.
 
     Returns:
         Tables with the columns ``video_id group_id label fold score threshold``.
@@ -110,10 +114,16 @@ def all_controls(
 
 
 def trainings_of(protocol: pl.DataFrame | None, config: RunConfig, left_out: Collection[str] = ()) -> Trainings:
-    """Return the FOLDS tables of all trainings of a PROTOCOL table, with the labels that a training learns.
+    """Return one FOLDS table per training of a protocol, with the labels that the training learns.
 
-    For protocol ``kfold``, where every video is tested and one table of folds suffices, the result is None.
-    ``left_out`` are ids of videos to remove, such as those that could not be decoded.
+    A protocol (PROTOCOL schema) states which videos each training learns from and tests. In the table of training k the
+    tested videos have fold k. The result is None for protocol ``kfold``: every video is tested there, and one table of
+    folds suffices.
+
+    Args:
+        protocol: the PROTOCOL table; None: protocol ``kfold``.
+        config: gives the protocol's name, the number of trainings and whether labels are shuffled.
+        left_out: ids of videos to remove, such as those that could not be decoded.
     """
     if protocol is None or config.protocol == KFOLD:
         return None
@@ -129,10 +139,13 @@ def trainings_of(protocol: pl.DataFrame | None, config: RunConfig, left_out: Col
 
 
 def tested(control: Callable[[pl.DataFrame], pl.DataFrame], folds: pl.DataFrame, trainings: Trainings) -> pl.DataFrame:
-    """Return the scores that ``control`` gives the videos of ``folds``.
+    """Return the control's scores of the tested videos.
 
-    With ``trainings`` the control is computed for every training, and the scores of its tested videos are returned,
-    sorted by video id.
+    Args:
+        control: returns the table of scores for a FOLDS table.
+        folds: the outer folds, which are used if ``trainings`` is None.
+        trainings: one FOLDS table per training. The control is then computed for every training k, and only its scores
+            of fold k are returned, sorted by video id.
     """
     if trainings is None:
         return control(folds)
@@ -140,19 +153,32 @@ def tested(control: Callable[[pl.DataFrame], pl.DataFrame], folds: pl.DataFrame,
 
 
 def constant(folds: pl.DataFrame) -> pl.DataFrame:
-    """Score a test video of a fold by the share of fakes among the fold's training videos."""
+    """Return scores by the share of fakes: every test video gets the share in the training videos of its fold.
+
+    The columns are ``video_id group_id label fold score threshold``; the threshold equals the score.
+    """
     return folds.select(*_OF_VIDEO, score=_PRIOR, threshold=_PRIOR)
 
 
 def metadata_only(
     index: pl.DataFrame, folds: pl.DataFrame, names: Sequence[str] = METADATA, *, rounds: int = 100
 ) -> pl.DataFrame:
-    """Score the test videos of every fold by gradient boosting on the columns ``names`` of ``index``.
+    """Return scores by gradient boosting on columns of the index, for the test videos of every fold.
 
-    A classifier is trained on the training videos of the fold: scikit-learn's ``HistGradientBoostingClassifier`` (after
-    LightGBM, Ke et al., NIPS 2017) with ``rounds`` trees. It may learn from missing values. A category that is not in
-    the training part counts as missing. If it beats chance, metadata predict the labels. A model of pixels may then use
-    the same hint: a frame size, for example, survives as sharpness.
+    A classifier is trained on the training videos of each fold: scikit-learn's ``HistGradientBoostingClassifier``
+    (after LightGBM, Ke et al., NIPS 2017). It may learn from missing values. A category that is not in the training
+    part counts as missing. If the scores beat chance, metadata predict the labels. A model of pixels may then use the
+    same hint: a frame size, for example, survives as sharpness.
+
+    Args:
+        index: INDEX schema.
+        folds: FOLDS schema.
+        names: the columns of ``index`` that the classifier sees.
+        rounds: number of trees.
+
+    Returns:
+        The rows of ``folds`` with the columns ``video_id group_id label fold score threshold``. The score is the
+            probability of fake; where nothing can be learned, it is the share of fakes in the training videos.
 
     Raises:
         DataError: a video is not in the index.
@@ -219,10 +245,10 @@ def group_lookup(folds: pl.DataFrame) -> pl.DataFrame:
 
 
 def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
-    """Return ``folds`` with new folds that ignore groups: the naive split, stratified by label.
+    """Return ``folds`` with new fold numbers that ignore groups: the naive split, stratified by label.
 
-    The shuffled reals and then the shuffled fakes are assigned to the folds in turn. The result does not depend on the
-    order of rows.
+    The number of folds stays. The reals are shuffled and assigned to the folds in turn, then the fakes. The result does
+    not depend on the order of rows.
     """
     ordered, generator = folds.sort("video_id"), np.random.default_rng(seed)
     is_fake = fake_labels(ordered)
@@ -233,10 +259,15 @@ def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
 
 
 def shuffled_labels(predictions: pl.DataFrame, trainings: Trainings = None) -> pl.DataFrame | None:
-    """Return the scores and labels of the shuffled-label control; None if it was not run.
+    """Return the scores of the shuffled-label control; None if there are none.
 
-    This control is the model's training on labels that were shuffled by group. Videos without a score or a label of the
-    control are left out.
+    The columns are ``video_id group_id label fold score threshold``. This control is the model's training on labels
+    that were shuffled by group; ``label`` is the shuffled label. Videos without a score or a label of the control are
+    left out. The result is None if no video has both, or if there is a single fold and ``trainings`` is None.
+
+    Args:
+        predictions: PREDICTIONS schema.
+        trainings: as in ``all_controls``.
     """
     run = predictions.drop_nulls(["control_score", "control_label"])
     if run.is_empty() or (trainings is None and run["fold"].n_unique() < 2):
@@ -253,31 +284,38 @@ def shuffled_labels(predictions: pl.DataFrame, trainings: Trainings = None) -> p
 
 
 def fake_labels(frame: pl.DataFrame) -> IntArray:
-    """Return int64 (N,): 1 if ``label`` is fake, 0 if it is real."""
+    """Return the column ``label`` as int64 (N,): 1 for fake, 0 for real."""
     return frame.select(_FAKE)["label"].to_numpy()
 
 
 def targets_of(scored: pl.DataFrame) -> npt.NDArray[Any] | None:
-    """Return the column ``target`` (N,) of ``scored``; None unless it has several targets."""
+    """Return the column ``target`` (N,) of ``scored``; None if it is missing or has a single value.
+
+    A target is what a video tests under some protocols, such as a held-out corpus or generator.
+    """
     return scored["target"].to_numpy() if "target" in scored.columns and scored["target"].n_unique() > 1 else None
 
 
 def interval_settings(config: RunConfig) -> dict[str, Any]:
-    """Return the keyword arguments of the functions in ``metrics.intervals``: replicates, seed and confidence."""
+    """Return keyword arguments for ``metrics.intervals``: ``replicates``, ``seed`` and ``confidence``."""
     return {"replicates": config.bootstrap_replicates, "seed": config.seed, "confidence": config.confidence}
 
 
 def auc_within_folds(scored: pl.DataFrame, config: RunConfig) -> Interval:
     """Return the AUC within folds, with an interval over groups.
 
-    ``scored`` has the columns ``group_id label score fold``. With a column ``target`` of several targets, the AUC is
-    the plain mean over targets.
+    Within folds means that only videos of the same fold are compared, since each fold has its own network. ``scored``
+    has the columns ``group_id label score fold``. With a column ``target`` of several targets, the AUC is the plain
+    mean over targets.
     """
     return _interval(scored, *_auc(scored), config)
 
 
 def _auc(scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
-    """Return ``(metric, scores)``: the AUC within folds as a metric, and the N scores to give it, float64 (N,)."""
+    """Return ``(metric, scores)``: a function that computes the AUC within folds, and the scores to call it with.
+
+    ``scores`` are float64 (N,), one per row of ``scored``.
+    """
     folds = scored["fold"].to_numpy()
     return measure_over_folds("roc_auc", scored["score"].to_numpy(), 0.5, folds, targets_of(scored))
 
@@ -288,9 +326,10 @@ def _interval(scored: pl.DataFrame, metric: Metric, values: FloatArray, config: 
 
 
 def tells_labels(config: RunConfig) -> Tells:
-    """Return the function by which ``protocols.make_protocol`` measures how well index columns predict the labels.
+    """Return a function that measures how well columns of the index predict the labels.
 
-    The function returns the AUC of ``metadata_only`` on the columns, and the lower end of its interval.
+    ``protocols.make_protocol`` calls it with rows of the index, their FOLDS table and names of columns. It returns
+    ``(auc, low)``: the AUC of ``metadata_only`` on these columns, and the lower end of its interval.
     """
 
     def tells(index: pl.DataFrame, folds: pl.DataFrame, columns: tuple[str, ...]) -> tuple[float | None, float | None]:
@@ -331,6 +370,8 @@ def controls_of_scores(
 ) -> tuple[dict[str, pl.DataFrame], list[str]]:
     """Return out-of-fold scores of the controls that can be computed, and sentences on missing controls.
 
+    The controls are compared with a table of scores that need not come from FVC, so new folds are made here.
+
     Args:
         videos: columns ``video_id label``, N rows sorted by ``video_id``.
         groups: N group ids, one per row of ``videos``.
@@ -339,8 +380,8 @@ def controls_of_scores(
 
     Returns:
         ``(controls, sentences)``: tables by the control's name, with the columns ``video_id group_id label fold score
-        threshold`` and rows as in ``videos``; and the sentences. In the metadata and length controls ``fold score
-        threshold`` are null for videos that the corpus does not have.
+            threshold`` and rows as in ``videos``; and the sentences. In the metadata and length controls ``fold score
+            threshold`` are null for videos that the corpus does not have.
     """
     rows = videos.select("video_id", "label", group_id=pl.Series("group_id", list(groups), dtype=pl.String))
     folds = _some_folds(rows, seed)
@@ -363,7 +404,10 @@ def controls_of_scores(
 
 
 def _some_folds(rows: pl.DataFrame, seed: int) -> pl.DataFrame | None:
-    """Return up to five folds of ``rows``; None if a label is in fewer than two groups."""
+    """Return a FOLDS table of ``rows`` with at most five folds; None if a label is in fewer than two groups.
+
+    ``rows`` has the columns ``video_id group_id label``.
+    """
     num_folds = min(_MOST_FOLDS, most_folds(rows))
     return make_folds(rows, num_folds, seed) if num_folds > 1 else None
 
@@ -372,9 +416,14 @@ def _some_folds(rows: pl.DataFrame, seed: int) -> pl.DataFrame | None:
 
 
 def by_source(rows: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
-    """Return the reals of the two sources with the most videos, labelled by source.
+    """Return the reals of the two largest sources, with the source in place of the label.
 
-    ``label`` is real for the larger source and fake for the other. ``rows`` has columns ``video_id group_id label``.
+    Only sources with at least 10 groups are considered. The column ``label`` becomes ``real`` for the source with more
+    videos and ``fake`` for the other.
+
+    Args:
+        rows: columns ``video_id group_id label``.
+        index: INDEX schema; its column ``real_source`` names the source.
 
     Raises:
         DataError: fewer than two sources have 10 groups.
@@ -424,8 +473,15 @@ def possible_floor(
 ) -> tuple[pl.DataFrame, str]:
     """Return ``(due, sentence)``: the videos that the real-source control tests, and a sentence on them.
 
-    ``due`` is a FOLDS table with labels by source. If the control is impossible, it is empty and the sentence says why.
-    ``protocol`` is a PROTOCOL table; None: the parts follow from ``folds``.
+    ``due`` is a FOLDS table with labels by source (``by_source``). If the control is impossible, it is empty and the
+    sentence says why.
+
+    Args:
+        index: INDEX schema.
+        folds: FOLDS schema, with true labels.
+        config: share and seed of the inner validation part.
+        left_out: ids of videos without a clip.
+        protocol: PROTOCOL schema; None: the training part of a fold is all other folds.
     """
     due, why = [folds.clear()], ""
     for fold in folds["fold"].unique().sort():
@@ -440,9 +496,13 @@ def possible_floor(
 
 
 def control_scores(due: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame | None:
-    """Return ``due`` (``possible_floor``) with the real-source control's ``score`` and a ``threshold`` of 0.5.
+    """Return ``due`` with the real-source control's ``score`` and a ``threshold`` of 0.5.
 
     The result is None unless every video has a score from a control that was trained on the same two sources.
+
+    Args:
+        due: the videos that the control tests, labelled by source (``possible_floor``).
+        predictions: PREDICTIONS schema.
     """
     scores = predictions.select("video_id", "fold", "source_label", score="source_score")
     keys = ["video_id", "fold", "source_label"]
@@ -451,14 +511,15 @@ def control_scores(due: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame
 
 
 def margin_over_floor(scored: pl.DataFrame, reals: pl.DataFrame, config: RunConfig) -> Interval:
-    """Return the model's AUC minus that of the real-source control, with an interval.
+    """Return the model's AUC minus the AUC of the real-source control, with an interval.
 
-    Both AUCs are computed on the same bootstrap draws of groups.
+    The real-source control is a model that learns sources instead of labels. Both AUCs are computed on the same random
+    half-samples of the groups.
 
     Args:
         scored: the model's scores, sorted by ``video_id``; columns ``video_id group_id label fold score`` and maybe
             ``target``.
-        reals: the control's scores of some of these videos, labelled by source.
+        reals: the control's scores of some of these videos, labelled by source (``control_scores``).
         config: gives replicates, confidence and seed.
     """
     rows, sources = scored["video_id"].search_sorted(reals["video_id"]).to_numpy(), fake_labels(reals)
@@ -475,16 +536,23 @@ def margin_over_floor(scored: pl.DataFrame, reals: pl.DataFrame, config: RunConf
 def real_source_floor(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> Interval | None:
     """Return how well a detector's scores tell the two largest sources of reals apart, as an AUC within folds.
 
-    The source with the higher scores over all folds counts as positive, so the value is at least 0.5. If folds have
-    opposite directions, they cancel out in this value. A second value avoids that; the larger one is returned::
+    Nothing is trained. The source with the higher scores over all folds counts as positive, so the value is at least
+    0.5. Folds with opposite directions cancel out in this value. A second value avoids that; the larger of the two is
+    returned::
 
         0.5 + sqrt(max(0, m ** 2 - c ** 2))
 
     Here m is the mean over folds of abs(AUC - 0.5) (``mean_lean``), and c is the mean of m over random assignments of
-    the sources to groups. The interval of the second value has a lower end above 0.5 only if at most
-    (1 - confidence) / 2 of the random assignments reach m.
+    the sources to groups. The interval of the second value has a lower end above 0.5 only if at most (1 - confidence) /
+    2 of the random assignments reach m.
 
-    Nothing is trained. The result is None if fewer than two sources (``real_source`` of INDEX) have 10 groups.
+    Args:
+        index: INDEX schema; its column ``real_source`` names the source.
+        predictions: PREDICTIONS schema, maybe with ``target``.
+        config: gives replicates, confidence and seed.
+
+    Returns:
+        The AUC and its interval; None if fewer than two sources have 10 groups.
     """
     try:
         judged = by_source(predictions.sort("video_id"), index)

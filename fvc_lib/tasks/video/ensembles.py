@@ -81,8 +81,14 @@ class Member:
 def checked_member(run: RunPaths, predictions: pl.DataFrame, detector: int) -> Member:
     """Return ``run`` as a member, after checking that each video of its folds has exactly one prediction.
 
+    Args:
+        run: the paths of the run.
+        predictions: PREDICTIONS of all folds, sorted by ``video_id``.
+        detector: 0-based number of the detector that the run belongs to.
+
     Raises:
-        LeakageError, DataError: as ``results.check_predictions``.
+        LeakageError: a video is predicted twice, in another fold, or in another group.
+        DataError: predictions are missing, of unknown videos, or of other labels.
     """
     member = Member(run, run_config(run.params_yaml), predictions, detector)
     try:
@@ -108,13 +114,15 @@ def _left_out(member: Member) -> list[str]:
 
 
 def rules_of(members: Sequence[Member], method: Method) -> list[FoldRule]:
-    """Return the rules of all folds, in their order: the weights of the detectors, and the threshold.
+    """Return one rule per fold, in the order of the folds: the weights of the detectors, and the threshold.
 
-    ``mean`` gives equal weights, and the mean of the thresholds that the runs chose on inner validation videos.
-    ``stacking`` fits the weights on inner validation videos alone.
+    Args:
+        members: the runs.
+        method: ``mean`` gives equal weights, and the mean of the thresholds that the runs chose on inner validation
+            videos. ``stacking`` fits weights and threshold on inner validation videos alone.
 
     Raises:
-        LeakageError: predictions of videos that a network was trained on, or that its fold tests.
+        LeakageError: inner validation predictions are of videos that a network was trained on, or that its fold tests.
         DataError: predictions are missing, or detectors have no inner validation video in common in any fold.
     """
     rules, number = list[FoldRule](), 1 + max(member.detector for member in members)
@@ -138,17 +146,21 @@ def rules_of(members: Sequence[Member], method: Method) -> list[FoldRule]:
 
 
 def _base_rate(members: Sequence[Member], fold: int) -> float | None:
-    """Return the share of fakes in the videos that calibrated ``fold``; None if members differ or it is not known."""
+    """Return the share of fakes in the inner validation videos of ``fold``, on which the scores were calibrated.
+
+    The result is None if the share differs between members, or is not known.
+    """
     recorded = [read_selection(member.run.fold_checkpoints(fold)) for member in members]
     rates = {record.selection.base_rate if record else None for record in recorded}
     return rates.pop() if len(rates) == 1 else None
 
 
 def _stacked(members: Sequence[Member], fold: int, rule: FoldRule) -> FoldRule:
-    """Return ``rule`` with weights fitted on the inner validation videos of ``fold``; every group has one vote.
+    """Return ``rule`` with weights and threshold fitted on the inner validation videos of ``fold``.
 
-    Runs may have different inner validation videos. A detector's score of a video is the mean over those of its runs
-    that have the video. Only videos with a score of every detector are used.
+    The weights are fitted with one vote per group. Runs may have different inner validation videos: a detector's score
+    of a video is the mean over those runs of the detector that have the video. Only videos with a score of every
+    detector are used.
     """
     tables = [
         inner_predictions(member, fold).select(*_KEY, log_odds=_LOG_ODDS, run=pl.lit(str(number)))
@@ -170,9 +182,9 @@ def _stacked(members: Sequence[Member], fold: int, rule: FoldRule) -> FoldRule:
 
 
 def inner_predictions(member: Member, fold: int) -> pl.DataFrame:
-    """Return the predictions (VALIDATION_PREDICTIONS) of a member's fold network for its inner validation videos.
+    """Return the predictions of a member's network of ``fold`` for its inner validation videos.
 
-    Groups that an official split has in several parts are left out.
+    The table is VALIDATION_PREDICTIONS. Groups that an official split divides between several parts are left out.
 
     Raises:
         LeakageError: a video's group is in the training or test part of the fold.
@@ -204,12 +216,18 @@ def inner_predictions(member: Member, fold: int) -> pl.DataFrame:
 def combined(members: Sequence[Member], rules: Sequence[FoldRule], method: Method) -> pl.DataFrame:
     """Return the table PREDICTIONS of the ensemble, sorted by ``video_id``.
 
-    The logits are the ensemble's log odds; the temperature is 1.
+    The logits are the ensemble's log odds of fake; the temperature is 1.
 
-    The table also has the scores of two controls, averaged over members. For the shuffled-label control (trained on
-    shuffled labels), only members with the same shuffled labels are averaged; if there are several shuffles, the one
-    with the highest AUC is used. A control's score is null if a member has none. The score of the real-source control
-    (trained to name the source of a real video) is also null if members were trained on different sources.
+    The table also has the scores of two controls, averaged over members. The shuffled-label control is trained on
+    shuffled labels. Only members with the same shuffled labels are averaged; if there are several shuffles, the one
+    with the highest AUC is used. The real-source control is trained to name the source of a real video. A control's
+    score is null if a member has none. The score of the real-source control is also null if members were trained on
+    different sources.
+
+    Args:
+        members: the runs.
+        rules: the rule of every fold, in the order of the folds (``rules_of``).
+        method: how the detectors are combined.
     """
     first, detectors = members[0].predictions, [member.detector for member in members]
     log_odds, threshold = _values(members, _LOG_ODDS), np.empty(first.height)
@@ -237,7 +255,11 @@ def combined(members: Sequence[Member], rules: Sequence[FoldRule], method: Metho
 
 
 def _control(members: Sequence[Member]) -> pl.DataFrame:
-    """Return the columns ``fold label score`` of the shuffled-label control, for the shuffle with the highest AUC."""
+    """Return the mean scores of the shuffled-label control, for the one shuffle of the labels with the highest AUC.
+
+    The columns are ``fold label score``, with one row per video in the order of the members' predictions. The table is
+    empty if no shuffle has scores.
+    """
     alike: dict[tuple[str | None, ...], list[Member]] = {}
     for member in members:
         alike.setdefault(tuple(member.predictions["control_label"]), []).append(member)
@@ -263,7 +285,10 @@ def _values(members: Sequence[Member], column: pl.Expr) -> FloatArray:
 
 
 def _mean_over_runs(members: Sequence[Member], column: str) -> FloatArray:
-    """Return the mean of ``column`` over each detector's runs, then over detectors; NaN if a member has no value."""
+    """Return the mean of ``column`` over each detector's runs and then over detectors, float64 (N,).
+
+    N is the number of videos. An element is NaN if a member has no value.
+    """
     values, places = _values(members, pl.col(column)), np.array([member.detector for member in members])
     return np.asarray(np.stack([values[:, places == place].mean(1) for place in np.unique(places)]).mean(0))
 
@@ -291,7 +316,8 @@ def write_ensemble(
         rules: the weights and threshold of each fold (``rules_of``).
         method: how the detectors are combined.
         predictions: PREDICTIONS of the ensemble (``combined``).
-        config: the parameters of the first member, with the ensemble's settings of intervals.
+        config: the parameters of the first member, but with the ensemble's replicates, seed and confidence of
+            intervals.
 
     Returns:
         ``(results, audit, record)``: the tables RESULTS and LEAKAGE_AUDIT, and the record.
@@ -341,9 +367,9 @@ def _member_record(member: Member, folder: RunPaths, folds: Sequence[int]) -> Me
 
 
 def _audit(members: Sequence[Member]) -> pl.DataFrame:
-    """Return the table LEAKAGE_AUDIT of the ensemble, one row per member: how many checks of its audit passed.
+    """Return the ensemble's table LEAKAGE_AUDIT: one row per member, on how many checks of its audit passed.
 
-    The first member's checks of the data follow its row, because the data are the same for all members.
+    The checks of the data follow the first member's row. They are listed once, because all members have the same data.
     """
     rows = list[tuple[object, ...]]()
     for number, member in enumerate(members):
