@@ -118,7 +118,7 @@ def refuse_lost(
 
     Args:
         root: folder of the corpus, for the message.
-        what: what the corpus lists, in the singular, such as "image".
+        what: name of an item of the corpus for the message, in the singular, such as "image".
         rejected: REJECTED table.
         num_used: number of usable files or rows.
         max_rejected_share: largest share, 0 to 1, of lost and usable rows together that may be lost.
@@ -150,7 +150,7 @@ def reasons_text(rejected: pl.DataFrame) -> str:
 
 
 def counted(values: Iterable[str]) -> dict[str, int]:
-    """Map each distinct value to its number of occurrences, the most frequent first, equally frequent ones sorted."""
+    """Map each distinct value to its number of occurrences; frequent values first, equally frequent ones sorted."""
     return dict(sorted(Counter(values).items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -160,7 +160,10 @@ def some_of(names: Sequence[str], limit: int = 20) -> str:
 
 
 def counts_text(values: Iterable[str], limit: int = 8) -> str:
-    """Return the counts of the ``limit`` most frequent values, such as ``133 x 'unlabelled', 2 x 'parody'``."""
+    """Return the counts of the ``limit`` most frequent values as text, such as ``133 x 'unlabelled', 2 x 'parody'``.
+
+    The text ends with the number of the other distinct values, such as ``, and 3 more``.
+    """
     counts = list(counted(values).items())
     more = f", and {len(counts) - limit} more" if len(counts) > limit else ""
     return ", ".join(f"{count} x {value!r}" for value, count in counts[:limit]) + more
@@ -187,13 +190,13 @@ _PARTS = re.compile(
 
 
 def is_named_as(kind: Kind, name: str) -> bool:
-    """Return whether ``name`` has an extension of the given kind of file; case does not matter."""
+    """Return whether ``name`` has a file extension of the given kind, video or image; case does not matter."""
     return PurePath(name).suffix.lower() in ENDINGS[kind]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Options of ``read_corpus``, which hold while a loader reads a corpus (see ``READING``)."""
+    """Options of ``read_corpus`` that loaders look up in the context variable ``READING`` while they read a corpus."""
 
     allow_outside: bool = False  # whether files outside the corpus folder may be used
     label_map: Mapping[str, str] = field(default_factory=dict)  # maps further labels, in lower case, to real or fake
@@ -223,10 +226,10 @@ class CorpusFiles:
         self._real_prefix = f"{os.path.realpath(root).rstrip(os.sep)}{os.sep}"
 
     def normalized(self, raw: str) -> str | Refusal:
-        """Return the listed path ``raw`` relative to the root, without ``.`` and ``..``, or a refusal.
+        """Return the path ``raw`` of a list relative to the root, without ``.`` and ``..``; or a refusal.
 
-        The returned path is a plain path, not table text. It stays absolute if it is outside the root and that is
-        allowed.
+        A refusal is returned for an empty path, and for a path outside the root unless ``allow_outside`` is set. Then
+        an absolute path outside the root stays absolute. The result is a plain path, not table text.
         """
         if not raw or "\0" in raw:
             return Refusal("no_path", f"got {raw!r} as path; wanted a file name relative to the corpus folder.")
@@ -239,9 +242,9 @@ class CorpusFiles:
         return path
 
     def check(self, path: str) -> Refusal | None:
-        """Return why the normalized ``path`` is unusable; None if it is usable.
+        """Return why the file ``path`` is unusable; None if it is usable. No file is decoded.
 
-        A folder of PNG or JPEG pictures, also in a tar, counts as a video.
+        ``path`` is a result of ``normalized``. A folder of PNG or JPEG pictures counts as a video, also in a tar.
         """
         # Text: a Path for each of 100,000 files would take longer than their stat.
         full = path if path.startswith("/") else f"{self._prefix}{path}"
@@ -376,11 +379,11 @@ def picture_folders(
 
 
 def part_families(paths: Sequence[str], facts: Sequence[Hashable]) -> Iterator[tuple[str, list[int], str]]:
-    """Yield (video, positions, problem) for each video whose parts are named by several paths.
+    """Find files that are parts of the same video by their names; yield (video, positions, problem) for each video.
 
-    The names of parts differ in a suffix such as ``_seg3``; a number alone is no such suffix. ``video`` is the name
-    without suffix. ``positions`` are the indices of the parts in ``paths``. ``problem`` is empty if the files can be
-    parts of one video, else a message that says why they cannot.
+    The names of parts differ only in a suffix such as ``_seg3``; a number alone is no such suffix. ``video`` is the
+    name without suffix. ``positions`` are the indices of the parts in ``paths``, two or more. ``problem`` is empty if
+    the files can be parts of one video, else a message that says why they cannot.
 
     Args:
         paths: paths of files, or other names of videos.
@@ -406,10 +409,10 @@ def part_families(paths: Sequence[str], facts: Sequence[Hashable]) -> Iterator[t
 
 
 def videos_of(paths: Sequence[str], facts: Sequence[Hashable], words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return (videos, problems): the video that each path belongs to, and why it could not be joined to one.
+    """Return (videos, problems): for each path the name of its video, and why it was not joined to a video.
 
-    The video of a frame is its folder, the video of a part is the common name of the parts, and the video of any other
-    file is the file's path. A problem is a message, or empty. For the arguments see ``picture_folders``.
+    The video of a frame is its folder. The video of a part is the common name of the parts. The video of any other file
+    is the path itself. A problem is a message, or empty. For the arguments see ``picture_folders``.
     """
     videos, problems = list(paths), [""] * len(paths)
     for find in (partial(picture_folders, words=words), part_families):

@@ -39,10 +39,10 @@ _OUTER, _INNER, _SHUFFLED, GENERATORS_DEALT, MATCHES_DRAWN = range(5)
 
 
 def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Generator) -> IntArray:
-    """Choose a part for every group, so that every part gets its share of every class.
+    """Choose a part (such as a fold) for every group, so that every part gets its share of every class.
 
-    Minimises the squared deviation from the shares, relative to the class totals. Groups are placed greedily, largest
-    first; then single moves and swaps are made until none helps.
+    The sum of squared deviations from the shares, relative to the class totals, is made small. Groups are placed
+    greedily, largest first. Then single groups are moved or swapped until no move or swap lowers the sum.
 
     Args:
         counts: number of videos (or rows) of C classes in G groups, int64 (G, C). Each class occurs in at least as many
@@ -99,7 +99,7 @@ def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Ge
 
 
 def _spread(count: int, size: int, generator: np.random.Generator) -> IntArray:
-    """Return ``count`` evenly spaced indices from 0 to ``size - 1``, int64 (count,), with a random offset.
+    """Return ``count`` evenly spaced indices in ``range(size)`` with a random offset, ascending, int64 (count,).
 
     This is systematic sampling (W. G. Cochran, "Sampling Techniques", 1977).
     """
@@ -111,10 +111,11 @@ def _spread(count: int, size: int, generator: np.random.Generator) -> IntArray:
 
 @dataclass(frozen=True)
 class FoldSplit:
-    """The FOLDS rows that train, validate and test one model.
+    """The videos that one model is trained, validated and tested on, as three FOLDS tables.
 
-    One outer fold is the test part. The training and validation rows are from the other folds. ``leaking`` names the
-    groups that the corpus's own split divides. Only these groups may be in several parts.
+    A FOLDS table has a row per video with its group, label and outer fold. The test part is one outer fold. The other
+    folds are divided into training and validation. ``leaking`` names the groups that the corpus's own split divides.
+    Only these groups may be in several parts.
 
     Raises:
         LeakageError: two parts share a video, or a group that is not ``leaking``.
@@ -155,22 +156,23 @@ def make_folds(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
 
 
 def _balanced(videos: pl.DataFrame, shares: Sequence[float], generator: np.random.Generator) -> dict[str, int]:
-    """Map each group id of ``videos`` to the number of its part; see ``balance_groups`` for the arguments."""
+    """Map each group id of ``videos`` to the number of its part, 0 to ``len(shares) - 1``; see ``balance_groups``."""
     groups = videos.group_by("group_id").agg(_COUNTS).sort("group_id")
     parts = balance_groups(groups.select(LABELS).to_numpy(), np.array(shares), generator)
     return dict(zip(groups["group_id"], parts.tolist(), strict=True))
 
 
 def most_folds(index: pl.DataFrame) -> int:
-    """Return the largest number of folds that can all have both labels: the number of groups of the rarer label.
+    """Return the largest number of folds such that every fold can have both labels.
 
-    If it is below 2, ``make_folds`` cannot make folds of this index.
+    It is the smaller of two numbers: that of the groups with a real video, and that of the groups with a fake. If it is
+    below 2, ``make_folds`` cannot make folds of this index.
     """
     return min(index.filter(label=label)["group_id"].n_unique() for label in LABELS)
 
 
 def refuse_few_groups(videos: pl.DataFrame, num_folds: int) -> None:
-    """Raise ``DataError`` if ``make_folds`` cannot give every fold both labels.
+    """Raise ``DataError`` if ``videos`` (columns group_id, label) have too few groups for ``num_folds`` folds.
 
     Raises:
         DataError: a label occurs in fewer groups than there are folds.
@@ -188,7 +190,9 @@ def refuse_few_groups(videos: pl.DataFrame, num_folds: int) -> None:
 def check_folds(folds: pl.DataFrame, leaking: Collection[str] = ()) -> None:
     """Check that no group is in several folds, no video is listed twice and every video has a group.
 
-    Groups in ``leaking`` may be in several folds.
+    Args:
+        folds: FOLDS table.
+        leaking: groups that may be in several folds.
 
     Raises:
         LeakageError: a check fails; the message lists the ids.
@@ -226,12 +230,13 @@ def balance_table(folds: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """The videos that take part in one training, before they are split into parts.
+    """The videos of a training, before they are split into training, validation and test.
 
     Attributes:
-        folds: FOLDS table of these videos. The training with number ``fold`` tests the rows of that fold.
-        validation: ids of the videos of the official validation part; empty: some training groups become validation.
-        leaking: groups that the official split divides between parts.
+        folds: FOLDS table of these videos; ``split`` makes one fold the test part.
+        validation: ids of the videos in the corpus's own validation part. If it is empty, ``split`` makes a validation
+            part of some groups that would be trained on.
+        leaking: groups that the corpus's own split divides between parts.
     """
 
     folds: pl.DataFrame
@@ -239,7 +244,7 @@ class TrainingRows:
     leaking: frozenset[str] = frozenset()
 
     def shuffled(self, seed: int) -> "TrainingRows":
-        """Return these rows with labels shuffled by ``shuffle_labels_by_group``."""
+        """Return a copy in which ``shuffle_labels_by_group`` has permuted the labels among the groups of each fold."""
         return replace(self, folds=shuffle_labels_by_group(self.folds, seed))
 
     def split(
@@ -247,7 +252,8 @@ class TrainingRows:
     ) -> FoldSplit:
         """Use one outer fold as the test part, and split the other folds into training and inner validation.
 
-        No group is divided between training and validation, and both get their share of each label.
+        If the corpus has a validation part (``self.validation``), that part is used. Otherwise groups are drawn. Then
+        no group is divided between training and validation, and both get their share of each label.
 
         Args:
             fold: the outer fold that becomes the test part; None: the test part is empty.
@@ -293,11 +299,11 @@ class TrainingRows:
 
 @dataclass(frozen=True)
 class PartSplit:
-    """The part of a split, train, validation or test, that each row belongs to."""
+    """A split of rows into train, validation and test."""
 
     parts: tuple[str, ...]  # part of each row, train, validation or test, in the order of the rows
     sources: tuple[str, ...]  # ``official`` if the corpus itself states the part of the row, else ``made``
-    notes: tuple[str, ...]  # sentences with the numbers of groups in official and in made parts
+    notes: tuple[str, ...]  # sentences for the user, with the numbers of groups in official and in made parts
 
     def refuse_empty_parts(self) -> None:
         """Raise ``DataError`` if a part has no row: there are too few groups, or the official split leaves it empty."""
@@ -311,14 +317,15 @@ class PartSplit:
 def split_parts(
     groups: Sequence[str], strata: Sequence[str | None], official: Sequence[str | None], *, seed: int
 ) -> PartSplit:
-    """Divide N rows into train, validation and test, so that no group is divided and every part has every stratum.
+    """Divide N rows into train, validation and test, so that no group is divided.
 
-    A stratum is a kind of rows to spread evenly over the parts, such as a class.
+    A stratum is a kind of rows, such as a class, that every part should hold. Parts that the corpus states are not
+    changed. If the corpus states no test part, it is made of 20% of the groups that are stated as training or have no
+    part. If it states no validation part, that is made of 15% of the remaining groups.
 
-    Parts that the corpus states are not changed. If the corpus states no test or no validation part, that part is made
-    of groups that are stated as training or have no part. It gets a fixed share of the groups of each stratum (rounded,
-    at least one group), of small and large groups alike. A group with more rows than the share of the part stays in
-    train, and so does a stratum with too few groups. The result depends only on the rows, the group names and ``seed``.
+    These shares hold within each stratum, rounded, with at least one group, and for small and large groups alike. A
+    group with more rows than the share of the part stays in train. So does a stratum with too few groups. The result
+    depends only on the rows, the group names and ``seed``.
 
     Args:
         groups: (N,), the group of each row.
@@ -382,7 +389,9 @@ def _hash(seed: int, *parts: str) -> int:
 
 
 def shuffle_labels_by_group(folds: pl.DataFrame, seed: int) -> pl.DataFrame:
-    """Permute labels among the groups of each fold; an honest pipeline that trains on the result scores at chance.
+    """Return ``folds`` with labels permuted among the groups of each fold.
+
+    A model that is trained on the result must score at chance, unless the pipeline leaks.
 
     All videos of a group get the same label. The number of fake groups in a fold stays the same. A group with both
     labels adds its share of fakes to this number. The sum is rounded up or down at random.
@@ -393,6 +402,10 @@ def shuffle_labels_by_group(folds: pl.DataFrame, seed: int) -> pl.DataFrame:
     About the same share of the true reals and of the true fakes in a fold becomes fake (a balanced permutation,
     Southworth, Kim and Owen 2009). A plain permutation agrees with the true labels by chance in some folds. A network
     that recognises the true labels would then score above or below chance without any leak.
+
+    Args:
+        folds: FOLDS table.
+        seed: seed of the permutation.
 
     Returns:
         FOLDS table sorted by ``video_id`` with the same groups and folds.

@@ -66,7 +66,7 @@ class ListedImage:
 
 @dataclass
 class ImageListing:
-    """The images that the reader of a layout found in a corpus."""
+    """All images that a corpus lists, usable or rejected, before any image is opened."""
 
     images: list[ListedImage] = field(default_factory=list)  # images that may be usable; none was opened
     rejections: Rejections = field(default_factory=Rejections)  # images and rows that are not used
@@ -106,9 +106,9 @@ def list_images(corpus: AnyPath, *, allow_outside: bool = False) -> tuple[Corpus
 
 
 def list_food101(files: CorpusFiles, corpus: Path) -> ImageListing:
-    """List the images of Food-101, with their official parts.
+    """List the images of Food-101, with their official parts (train and test).
 
-    Images in neither of the two official lists, and lines without a file, are rejected.
+    Rejected are images that neither official list names, and lines of a list whose image is missing.
 
     Raises:
         DataError: one of the two lists is missing.
@@ -143,10 +143,10 @@ _DISH_UNITS = {"calories": "kcal", "mass": "g", "fat": "g", "carbohydrate": "g",
 
 
 def list_nutrition5k(files: CorpusFiles, corpus: Path) -> ImageListing:
-    """List the pictures of the dishes of Nutrition5k; the pictures of a dish are a group.
+    """List the pictures of Nutrition5k with the numbers (calories, mass, ...) of their dishes.
 
-    Depth images and videos are skipped. Dishes without a picture and pictures of dishes outside the official lists are
-    rejected.
+    The pictures of a dish are one group. Depth images and videos are skipped. Rejected are dishes without a picture, and
+    pictures of dishes that the official lists do not name.
 
     Raises:
         DataError: there is no table of dishes, or one of the two official lists is missing.
@@ -176,9 +176,10 @@ def list_nutrition5k(files: CorpusFiles, corpus: Path) -> ImageListing:
 
 
 def _read_dishes(folder: Path, rejections: Rejections) -> dict[str, ListedImage]:
-    """Return the dishes by name, as ``ListedImage`` with the path of their table instead of a picture.
+    """Return the dishes of Nutrition5k by name, with the known numbers of each dish.
 
-    Malformed rows are rejected, and so are rows of a dish that was described before.
+    A dish is a ``ListedImage`` whose ``path`` is that of its table, because its pictures are not listed yet. Malformed
+    rows are rejected, and so are further rows of the same dish. ``folder`` holds the tables.
 
     Raises:
         DataError: there is no table.
@@ -204,7 +205,7 @@ def _read_dishes(folder: Path, rejections: Rejections) -> dict[str, ListedImage]
 
 
 def _read_parts(folder: Path) -> dict[str, str]:
-    """Return the official part of each dish, train or test, by dish; empty if ``folder`` does not exist.
+    """Map each dish to its official part, train or test; empty if ``folder``, which holds the lists, does not exist.
 
     Raises:
         DataError: one of the two lists is missing.
@@ -254,9 +255,14 @@ def list_manifest(files: CorpusFiles, corpus: Path) -> ImageListing:
 
 
 def _target_columns(table: label_table.LabelTable, columns: Iterable[str], found: ImageListing) -> dict[str, str]:
-    """Map the name of each target to its column among ``columns``.
+    """Map the name of each target (a number to predict) to its column.
 
-    Units of the targets are added to ``found``, and notes on cells that hold no number.
+    A name is the column without its unit: the column ``calories_kcal`` has the target ``calories``.
+
+    Args:
+        table: the manifest.
+        columns: the columns that may hold numbers.
+        found: receives the units of the targets, and notes on cells that hold no number.
     """
     column_of, rows = dict[str, str](), [cells for _, cells in table.records(Rejections())]
     for column in columns:
@@ -366,7 +372,10 @@ class ImageIndex:
 
 
 def image_root(config: RunConfig) -> Path:
-    """Return the absolute folder that the paths of the index are relative to; no file is read."""
+    """Return the absolute folder that paths in the index are relative to, without reading a file.
+
+    If ``config.corpus`` is empty, it is the folder of the sample dishes.
+    """
     corpus = Path(config.corpus or Path(config.data_dir) / "sample_dishes")
     return CorpusFiles(corpus.parent if corpus.is_file() else corpus).root
 
@@ -469,11 +478,18 @@ def reject(rows: pl.DataFrame, reason: str, detail: pl.Expr, rejections: Rejecti
 def _readable(
     images: pl.DataFrame, probed: Mapping[str, ProbeResult], near_duplicate_bits: int, rejections: Rejections
 ) -> pl.DataFrame:
-    """Return the images that can be decoded, with the additional columns of ``_FACTS``; reject the others.
+    """Return the images that can be decoded, with facts of their files in additional columns; reject the others.
 
-    Images with the same number in the column ``copy`` are copies. These are equal files or, unless
-    ``near_duplicate_bits`` is 0, pictures with near perceptual hashes and similar thumbnails. Copies must be known: a
-    model would recognise a photograph from training that was saved again, resized, cropped or brightened for testing.
+    The additional columns are width, height, size_bytes, content_sha256 and copy. Images with the same number in the
+    column ``copy`` are copies of each other: equal files, or pictures with near perceptual hashes and similar
+    thumbnails. Copies must be known, because a model would recognise a photograph from training that was saved again,
+    resized, cropped or brightened for testing.
+
+    Args:
+        images: table of listed images with the columns path, class_label and row.
+        probed: result of decoding each image, by path.
+        near_duplicate_bits: largest number of differing bits of near hashes; 0: only equal files are copies.
+        rejections: receives the images that cannot be decoded.
     """
     paths = images["path"].unique().sort()
     facts_of = {path: facts for path in paths if (facts := probed[path].facts) is not None}
@@ -494,11 +510,12 @@ def _readable(
 
 
 def with_groups(images: pl.DataFrame, *, looked_for: bool = True) -> tuple[pl.DataFrame, list[str]]:
-    """Return (images, notes): ``images`` with the additional columns ``known`` and ``group_id``, and sentences.
+    """Return (images, notes): ``images`` with the additional columns ``known`` and ``group_id``, and warnings.
 
-    ``known`` is the official part of an image, else the official part of its stated group, else train. Stated groups
-    that share a copy are joined, and an image without a stated group is grouped with its copies. Copies in different
-    official parts do not join groups, because ``without_copies_across`` leaves out the training copy later.
+    ``known`` is the official part of an image, else the official part of its stated group, else train. ``group_id`` is
+    the leakage group. Stated groups that share a copy are joined, and an image without a stated group is grouped with
+    its copies. Copies in different official parts do not join groups, because ``without_copies_across`` leaves out the
+    training copy later.
 
     Args:
         images: the readable images.
@@ -526,9 +543,10 @@ def with_groups(images: pl.DataFrame, *, looked_for: bool = True) -> tuple[pl.Da
 
 
 def _rank(part: str) -> pl.Expr:
-    """Return an expression for the rank of the part in column ``part``: test 0, validation 1, train 2, null for null.
+    """Return an expression for the rank of the official part: test 0, validation 1, train 2, null for null.
 
-    Of copies in several parts, those in the part of the lowest rank are kept.
+    ``part`` is the name of the column that holds the official part. Of copies in several parts, those in the part of
+    the lowest rank stay in the corpus.
     """
     return pl.col(part).replace_strict({"test": 0, "validation": 1, "train": 2}, return_dtype=pl.Int64)
 
@@ -580,7 +598,10 @@ def without_copies_across(rows: pl.DataFrame, part: str, same: str, rejections: 
 
 
 def _targets(images: pl.DataFrame, units: Mapping[str, str]) -> pl.DataFrame:
-    """Return the IMAGE_TARGETS table of ``images``: one row per image and known target; ``units`` are by target."""
+    """Return the IMAGE_TARGETS table of ``images``, with one row per image and known target.
+
+    ``units`` maps each target to its unit.
+    """
     long = images.unpivot(_NUMBERS, index=["image_id", "group_id"], variable_name="target").drop_nulls("value")
     target = pl.col("target").str.strip_prefix(_VALUE)
     unit = target.replace_strict(units, return_dtype=pl.String)

@@ -60,9 +60,10 @@ def group_annotations(listing: Listing) -> tuple[dict[str, str], tuple[Merge, ..
 
 
 def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
-    """Return a table ``video_id group_id label`` of the source ids whose rows agree that they are real, or fake.
+    """Return a table ``video_id group_id label`` of the videos that the label source calls only real, or only fake.
 
-    ``video_id`` is the source id, because there may be no video. Rows with an empty label are ignored.
+    It has one row per source id (name of a video in the label source). ``video_id`` is the source id, because there may
+    be no file. Rows with an empty label are ignored.
 
     Args:
         annotations: ANNOTATIONS table: one row for each row of the label source.
@@ -73,10 +74,10 @@ def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
 
 
 def listed_videos(listing: Listing) -> pl.DataFrame:
-    """Return a table ``video_id group_id label official_split`` with one row per listed video.
+    """Return a table ``video_id group_id label official_split`` of all usable videos of a listing.
 
-    No file is opened. So ``video_id`` is the path, and groups are those that the corpus states. An index of this corpus
-    has at most as many videos.
+    It stands in for the index before any file is opened. So ``video_id`` is the path, and groups are those that the
+    corpus states. The index of this corpus cannot have more videos.
     """
     group_of, _ = group_annotations(listing)
     rows = [(entry.path, group_of[entry.source_id], entry.label, entry.official_split) for entry in listing.entries]
@@ -88,7 +89,7 @@ def listed_videos(listing: Listing) -> pl.DataFrame:
 
 
 def _losses(listing: Listing, rejected: pl.DataFrame) -> pl.DataFrame:
-    """Return the rejected rows that count as the loss of a labelled video.
+    """Return the rows of ``rejected`` that count as the loss of a labelled video; ``listing`` states the corpora.
 
     Missing videos of FVC-2018 do not count: that corpus consists of annotations, and most of its videos were deleted.
     """
@@ -149,7 +150,7 @@ Reject = Callable[[Iterable[str], str, str], None]  # called with (paths, reason
 
 @dataclass(frozen=True)
 class IndexReport:
-    """Counts of the videos in an index and of those left out, for printing."""
+    """Counts of the videos in a new index and of the rejected files, for printing."""
 
     num_known: int  # number of files that were not probed again because they are unchanged
     summary: pl.DataFrame  # table ``what value`` of counts as text
@@ -164,11 +165,11 @@ def build_index(
     *,
     progress: Progress = None,
 ) -> IndexReport:
-    """Probe a corpus; write its index, the rejected files, the links between groups, and every annotation.
+    """Probe a corpus, and write the tables of its videos, rejected files, links between groups, and annotations.
 
-    The tables depend on the files, the labels and the name of the corpus. They do not depend on file order, worker
-    count, working directory or the place of the corpus. Each probe result is stored below the cache folder at once, so
-    a call that was killed can be repeated and continues there.
+    An annotation is a row of the label source. The tables depend on the files, the labels and the name of the corpus.
+    They do not depend on file order, worker count, working directory or the location of the corpus. Each probe result
+    is stored below the cache folder at once, so a call that was killed can be repeated and continues there.
 
     Args:
         corpus: folder, manifest, tar or pattern; see ``listing.read_corpus``.
@@ -244,11 +245,20 @@ def probe_listing(
     chosen: Callable[[str], bool] = lambda _: True,
     writer: str = "",
 ) -> tuple[dict[str, ProbeResult], int]:
-    """Probe the videos of a listing; return (results by path, number of results that were stored by an earlier call).
+    """Probe the videos of a listing, or take their stored results.
 
-    Stored results of a corpus are reused when the corpus is later indexed together with others. Only paths for which
-    ``chosen`` returns true are probed. ``progress`` counts from 0 for each corpus. For the other arguments see
-    ``probe_files``.
+    Stored results of a corpus are reused when the corpus is later indexed together with others.
+
+    Args:
+        listing: the videos.
+        work_dir: folder of stored results.
+        workers: number of processes; 0: one per available core.
+        progress: called with (done, total) of one corpus after the other.
+        chosen: called with the path of a video; returns whether to probe it.
+        writer: see ``probe_files``.
+
+    Returns:
+        (results, num_known): the results by path, and the number of results that an earlier call had stored.
     """
     results: dict[str, ProbeResult] = {}
     num_known = 0
@@ -270,10 +280,15 @@ def files_of(listing: Listing) -> dict[str, Path]:
 def _grouped(
     listing: Listing, results: dict[str, ProbeResult], near_duplicate_bits: int, reject: Reject
 ) -> tuple[pl.DataFrame, tuple[Merge, ...]]:
-    """Return (videos, merges): one row per readable file, and the links that joined stated groups.
+    """Return (videos, merges): a table with one row per readable file, and the links that joined stated groups.
 
-    ``videos`` has the columns of INDEX except ``video_id``. Unreadable files are rejected. Used results are removed
-    from ``results``, so that hashes are not in memory twice.
+    ``videos`` has the columns of INDEX except ``video_id``.
+
+    Args:
+        listing: the files of the corpus.
+        results: probe result of each file by path. Used results are removed, so that hashes are not in memory twice.
+        near_duplicate_bits: largest number of differing bits of near-duplicate frames; 0: they are not searched.
+        reject: called for unreadable files; see ``Reject``.
     """
     entries = []
     for entry in listing.entries:
@@ -303,16 +318,16 @@ def _grouped(
 
 
 def _column(name: str, entries: Sequence[Entry], results: Sequence[ProbeResult]) -> list[object]:
-    """Return the values of the INDEX column ``name``, from a field of the probes, a hash or a field of the entries."""
+    """Return the values of the INDEX column ``name`` for all files, from their probe results or their entries."""
     if name in _PROBED:
         return [getattr(result.probe, name) for result in results]
     return [getattr(row, name) for row in (results if name in _HASHES else entries)]
 
 
 def _settle_contents(videos: pl.DataFrame, reject: Reject) -> pl.DataFrame:
-    """Return the first row of each file content in each corpus; reject the others as duplicates.
+    """Return ``videos`` with one row for each file content in each corpus; reject the other rows as duplicates.
 
-    Files of equal content with different labels are all rejected.
+    The first row of a content stays. Files of equal content with different labels are all rejected.
     """
     is_disputed = pl.col("label").n_unique().over("content_sha256") > 1
     for rows in videos.filter(is_disputed).partition_by("content_sha256", maintain_order=True):
@@ -332,10 +347,10 @@ def used_for(rejected: pl.DataFrame) -> dict[str, str]:
 
 
 def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed: int) -> frozenset[str]:
-    """Choose ``number`` groups: alternately a group with a real video and a group with a fake video.
+    """Choose groups for a trial run: in turn a group with a real video and a group with a fake video.
 
-    The choice depends only on the groups' names and ``seed``. With the same seed, a smaller ``number`` chooses a subset
-    of the groups that a larger one chooses.
+    The choice depends only on the groups' names, their labels and ``seed``. With the same seed, a smaller ``number``
+    chooses a subset of the groups that a larger one chooses.
 
     Args:
         labels_of_group: the labels of each group's videos.
@@ -351,9 +366,17 @@ def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed
 def _reencoded(
     videos: pl.DataFrame, files: Mapping[str, Path], config: RunConfig, reject: Reject, progress: Progress
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return (originals, videos): the rows whose files could be re-encoded, with the old and with the new probes.
+    """Re-encode the files of ``videos``; return (originals, videos), two tables of the files for which that succeeded.
 
-    The hashes of content and pictures stay those of the original files, and so do ids and groups.
+    ``originals`` has the probes (size, length, codec, ...) of the original files. ``videos`` has the same rows with the
+    probes of the new files. Hashes and groups stay those of the original files in both.
+
+    Args:
+        videos: table with the columns of INDEX except ``video_id``.
+        files: maps each path in the table to its file.
+        config: uses recipe (settings of the encoder), cache_dir and workers.
+        reject: called for files that cannot be re-encoded; see ``Reject``.
+        progress: called with (done, total) after each file.
     """
     path_of = dict(videos.select("content_sha256", "path").iter_rows())
     sources = {content: files[path] for content, path in path_of.items()}
@@ -383,7 +406,7 @@ def video_ids(contents: Iterable[str], length: int = 16) -> dict[str, str]:
 
 
 def _with_ids(videos: pl.DataFrame) -> pl.DataFrame:
-    """Return the INDEX table of ``videos``, sorted by id.
+    """Return ``videos`` as an INDEX table: with ids, which are the first digits of the content hash, and sorted by id.
 
     If several corpora hold the same content, the ids of these videos end with the name of their corpus.
     """

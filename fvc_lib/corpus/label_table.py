@@ -120,7 +120,9 @@ class FileRow:
 def file_rows(
     table: LabelTable, files: CorpusFiles, rejections: Rejections, path_columns: Sequence[str]
 ) -> Iterator[FileRow]:
-    """Yield the well-formed rows of a manifest, after checking whether their files are usable.
+    """Yield the rows of a manifest as ``FileRow``, each with a refusal if its file is unusable.
+
+    Malformed rows are rejected and not yielded.
 
     Args:
         table: the manifest.
@@ -146,10 +148,10 @@ def join_frames(
     words: Iterable[str],
     rejections: Rejections,
 ) -> tuple[list[Entry], list[str | Refusal], tuple[str, ...]]:
-    """Replace the rows that name pictures in the same folder by a single row for the video of these frames.
+    """Replace the rows that name pictures in the same folder by a single row: the video with these frames.
 
-    If the pictures in a folder cannot be frames of one video (for example, they have two labels), rows that state a
-    group remain, each as a video of one frame. Rows that state no group are refused then.
+    The pictures in a folder may not be frames of one video, for example because they have two labels. Then rows that
+    state a group remain, each as a video of one frame, and rows without a group are refused.
 
     Args:
         files: access to the files of the corpus.
@@ -159,7 +161,7 @@ def join_frames(
         rejections: receives refused pictures, and missing pictures of a video.
 
     Returns:
-        (rows, places, notes): the remaining rows, the path or refusal of each remaining row, and at most one sentence
+        (rows, places, notes): the remaining rows, the path or refusal of each remaining row, and none or one sentence
         for the user.
     """
 
@@ -193,16 +195,20 @@ def join_frames(
 
 
 def cell_text(cells: Mapping[str, str], *columns: str) -> str | None:
-    """Return the stripped text of the first of ``columns`` that has a value, as table text; None if none has."""
+    """Return the stripped table text of the first cell that has a value; None if no cell has one.
+
+    ``cells`` maps column names to texts; ``columns`` are the names to try, in this order. Texts such as ``nan`` or
+    ``null`` do not count as values (``MISSING``).
+    """
     values = (cells.get(column, "").strip() for column in columns)
     return next((escape_text(value) for value in values if value.lower() not in MISSING), None)
 
 
 def stated_part(cells: Mapping[str, str]) -> tuple[str | None, Refusal | None]:
-    """Return (part, refusal): the part of the split that the ``cells`` of a row state.
+    """Return (part, refusal): the part of the split that a row states, or why its text is no part.
 
-    The part is train, validation, test, or None for empty cells. If the cell has other text, the part is None and the
-    refusal says why; else the refusal is None.
+    The part is train, validation or test; None if the row states no part or another text. The refusal is None except
+    for another text. ``cells`` maps column names in lower case to texts.
     """
     text = cell_text(cells, *SPLIT_COLUMNS)
     if text is None or text.lower() in PART_NAMES:
@@ -213,7 +219,9 @@ def stated_part(cells: Mapping[str, str]) -> tuple[str | None, Refusal | None]:
 def entry_of(
     cells: Mapping[str, str], path: str, label: str | None, row: int, origin: str
 ) -> tuple[Entry, Refusal | None]:
-    """Return (entry, refusal): the entry that the cells of a row describe, and the refusal of an unknown part, or None.
+    """Return (entry, refusal): the labelled file that a row describes, and why its part of the split is unusable.
+
+    The refusal is None if the row states a known part or none.
 
     Args:
         cells: text of each cell by column name in lower case; unknown columns are ignored.
@@ -300,7 +308,7 @@ def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
 
 
 def _text_lines(path: Path, separator: str) -> list[list[str]]:
-    """Return the cells of each line that is not empty, the header included; see ``read_label_table``."""
+    """Return the cells of all lines of a text table, header first, without empty lines; see ``read_label_table``."""
     content = path.read_bytes()
     is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
     text = content.decode("utf-16", "replace") if is_utf16 else content.decode("utf-8-sig", "surrogateescape")
@@ -326,7 +334,7 @@ _MOST_CELL_BYTES, _MOST_TIMES_THE_FILE = 64 << 20, 200
 
 
 def _parquet_lines(path: Path) -> list[list[str]]:
-    """Return the header and the rows of a Parquet table as text.
+    """Return the cells of a Parquet table as text: a list of column names, then a list per row.
 
     Raises:
         UsageError: the file is no Parquet table, or its cells take far more memory than the file.
