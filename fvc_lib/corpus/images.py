@@ -145,8 +145,8 @@ _DISH_UNITS = {"calories": "kcal", "mass": "g", "fat": "g", "carbohydrate": "g",
 def list_nutrition5k(files: CorpusFiles, corpus: Path) -> ImageListing:
     """List the pictures of Nutrition5k with the numbers (calories, mass, ...) of their dishes.
 
-    The pictures of a dish are one group. Depth images and videos are skipped. Rejected are dishes without a picture, and
-    pictures of dishes that the official lists do not name.
+    The pictures of a dish are one group. Depth images and videos are skipped. Rejected are dishes without a picture,
+    and pictures of dishes that the official lists do not name.
 
     Raises:
         DataError: there is no table of dishes, or one of the two official lists is missing.
