@@ -1,1 +1,1 @@
-"""Turn a video file into a small uint8 clip: decode, letterbox, augment, and store the clip."""
+"""Turn a video file into a clip, a uint8 array of a few square frames: decode, letterbox, augment and store it."""

@@ -1,8 +1,7 @@
 """Deterministic augmentation of whole clips.
 
-Parameters are drawn once for all frames of a clip, so that they do not flicker. The random generator is seeded by the
-video's id, the index of the augmented copy and the settings. So a clip does not depend on order, process, fold, run or
-folder.
+Parameters are drawn once per clip, so that the picture does not flicker. The random generator is seeded by the video's
+id, the index of the augmented copy and the settings. So an augmented clip is the same in every process, fold and run.
 
 NumPy is used rather than torch: its elementwise arithmetic gives the same bytes with any number of threads. Codecs run
 on one thread, and pixels are converted for them in integers.
@@ -39,9 +38,9 @@ class Operation:
     """An augmentation, such as a blur, with the parameters that were drawn for one clip.
 
     Attributes:
-        name: how the configuration and the tables call the operation.
-        probability: chance that a clip receives the operation.
-        fewest_frames: number of frames that a clip must have to receive the operation.
+        name: name of the operation in the configuration and in tables.
+        probability: chance that the operation is applied to a clip.
+        fewest_frames: least number of frames of a clip to which the operation can be applied.
     """
 
     name: ClassVar[str]
@@ -187,7 +186,7 @@ class Color(Operation, name="color", probability=0.7):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Blur(Operation, name="blur", probability=0.3):
-    """Blur by a Gaussian."""
+    """Blur frames with a Gaussian of standard deviation ``sigma``, in pixels."""
 
     sigma: float  # pixels
 
@@ -274,7 +273,7 @@ class Downscale(Operation, name="downscale", probability=0.3):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Recompress(Operation, name="recompress", probability=0.4):
-    """Compress the frames as H.264 (8 bit 4:2:0) at a constant rate factor, and decode them."""
+    """Encode the clip as H.264 (8 bit, 4:2:0) with the constant rate factor ``crf``, and decode it again."""
 
     crf: int
 
@@ -291,7 +290,7 @@ class Recompress(Operation, name="recompress", probability=0.4):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Jpeg(Operation, name="jpeg", probability=0.3):
-    """Compress each frame as JPEG (Pillow's quality scale, colour at half the resolution), and decode it."""
+    """Encode every frame as JPEG with ``quality`` (Pillow's scale, colour at half the resolution), and decode it."""
 
     quality: int
 
@@ -383,9 +382,9 @@ def _factor(generator: np.random.Generator, reach: float) -> float:
 
 
 def _some_frames(generator: np.random.Generator, num_frames: int, before: int) -> list[int]:
-    """Return distinct random frame indices below ``before``, in ascending order.
+    """Return distinct random frame indices from 0 to ``before - 1``, in ascending order.
 
-    About a fifth of ``num_frames`` are drawn; always at least one and at most half of them.
+    Their number is a fifth of ``num_frames``, rounded, but at least 1 and at most half of ``num_frames``.
     """
     count = min(max(1, round(0.2 * num_frames)), num_frames // 2)
     return sorted(generator.choice(before, count, replace=False).tolist())
@@ -404,10 +403,10 @@ def _filter_axis(pixels: Float, kernel: list[np.float32], axis: int) -> Float:
 
 @dataclass(frozen=True)
 class AugmentationSettings:
-    """The operations that a clip may receive.
+    """The names of the operations from which the augmentations of every clip are drawn.
 
     Raises:
-        UsageError: an unknown name.
+        UsageError: a name is unknown.
     """
 
     names: tuple[str, ...]  # in ``AUGMENTATIONS``, in any order
@@ -425,7 +424,7 @@ class AugmentationSettings:
 
 @dataclass(frozen=True)
 class AugmentationPlan:
-    """The operations that one clip receives, in order."""
+    """The operations to apply to one clip, with their drawn parameters, in the order of application."""
 
     operations: tuple[Operation, ...] = ()
 
@@ -439,8 +438,14 @@ def draw_augmentation(
 ) -> AugmentationPlan:
     """Return the plan of one augmented clip: randomly drawn operations with their parameters.
 
-    Every operation of ``settings`` that is possible with ``num_frames`` frames is drawn with its probability. If none
-    is drawn, a random one is taken. The plan is empty for index 0 (the original clip), and if no operation is possible.
+    Every possible operation is drawn with its probability. If none is drawn, a random one is taken. An operation is
+    possible if the clip has enough frames (``Operation.fewest_frames``). Equal arguments give equal plans.
+
+    Args:
+        video_id: id of the video.
+        augmentation_index: index of the augmented copy, from 1; 0 is the original clip, whose plan is empty.
+        settings: the operations to draw from.
+        num_frames: number of frames of the clip.
     """
     kinds = [kind for name, kind in AUGMENTATIONS.items() if name in settings.names]
     usable = [kind for kind in kinds if num_frames >= kind.fewest_frames]

@@ -1,14 +1,14 @@
 """Re-encode videos by a recipe, a named way to compress, shrink, blur or cut them, with one frame in memory at a time.
 
-The recipe ``canonical`` gives all videos of a corpus the same encoding, so that container and encoder settings show
-nothing about a label. ``rescale_480_at_8`` gives all videos 480 rows and 8 frames a second.
-``canonical_rescale_480_at_8`` does both (``RunConfig.recipe``). The other recipes imitate what platforms do to videos.
-The robustness sweep measures how much they change the scores of detectors.
+The recipe ``canonical`` gives all videos of a corpus the same encoding, so that a model cannot guess labels from
+container and encoder settings. ``rescale_480_at_8`` gives all videos 480 rows and 8 frames a second.
+``canonical_rescale_480_at_8`` does both. A run applies one such recipe to its videos (``RunConfig.recipe``). The other
+recipes imitate what platforms do to videos. The robustness sweep measures how much they change detectors' scores.
 
-Only the pictures of the best video stream are written: no sound, no metadata, and no rotation flag, since pictures are
-turned upright. The times of frames stay the same, but begin at 0. The aspect ratio of pixels and the colour tags stay.
-Rescaled videos have square pixels and a constant rate: at any time, the frame nearest in time is shown. High dynamic
-range is not tone mapped.
+Only the pictures of the best video stream are written, without sound and metadata. Pictures are turned upright. The
+times of frames are shifted to begin at 0. The aspect ratio of pixels and the colour tags do not change. High dynamic
+range is not tone mapped. Rescaled videos have square pixels and a constant frame rate; every output frame is the source
+frame nearest in time.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """Return a hexadecimal SHA-256 of the recipe, the code and PyAV's version that a re-encoded file depends on."""
+        """Return a hexadecimal SHA-256 of all that a re-encoded file depends on: recipe, code and PyAV's version."""
         fields = {**asdict(self), "scale": str(self.scale)}
         return sha256_of_json([fields, code_hash(__name__, "fvc_lib.video"), av.__version__])
 
@@ -132,11 +132,11 @@ class Recipe:
         return np.searchsorted((since[1:] + since[:-1]) / 2 + _SAME_SECONDS, shown), shown
 
     def num_shown(self, num_frames: int, seconds: float | None) -> int:
-        """Return an upper bound on the number of distinct frames that the re-encoded video shows.
+        """Return the largest possible number of distinct source frames in the re-encoded video.
 
         Args:
-            num_frames: number of frames of the video.
-            seconds: duration of the video; None if unknown.
+            num_frames: number of frames of the source video.
+            seconds: duration of the source video; None if unknown.
         """
         return min(num_frames, max(1, int(seconds * self.rate + 0.5))) if self.rate and seconds else num_frames
 
@@ -206,17 +206,28 @@ TIMEOUT_SECONDS = 3600.0  # time limit of one video, which may be hours long
 
 
 def reencoded_path(content_sha256: str, recipe: str, cache_dir: AnyPath) -> Path:
-    """Return the path in the cache for the video with this SHA-256, re-encoded by ``recipe``."""
+    """Return the path in ``cache_dir`` of a re-encoded video, which need not exist.
+
+    Args:
+        content_sha256: hexadecimal SHA-256 of the source video.
+        recipe: name of the recipe.
+        cache_dir: the cache.
+    """
     return reencoded_folder(recipe, cache_dir) / content_sha256[:2] / f"{content_sha256}.mp4"
 
 
 def reencoded_folder(recipe: str, cache_dir: AnyPath) -> Path:
-    """Return the folder in the cache for videos re-encoded by the current version of ``recipe``."""
+    """Return the folder in ``cache_dir`` for videos re-encoded by ``recipe``; its name holds the recipe's digest."""
     return Path(cache_dir) / REENCODED_FOLDER / f"{recipe}_{recipe_named(recipe).digest[:32]}"
 
 
 def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:
-    """Return the path in the cache of the video re-encoded by ``recipe``; re-encode it unless an undamaged file exists.
+    """Re-encode a video into the cache, and return the path of the result; an undamaged earlier result is used again.
+
+    Args:
+        path: the source video.
+        recipe: name of the recipe.
+        cache_dir: the cache.
 
     Raises:
         VideoError: the video cannot be read or encoded.
@@ -245,11 +256,12 @@ def reencode_files(
         workers: number of processes; 0: one per core.
 
     Yields:
-        Tuples (source, reason, detail). Reason and detail say why a video could not be re-encoded, else they are empty.
+        Tuples (source, reason, detail). For a failed video, ``reason`` is the kind of fault and ``detail`` a sentence;
+        both are empty on success.
 
     Raises:
         UsageError: the recipe is unknown.
-        OSError: a file cannot be written; other files could not be written either.
+        OSError: a file cannot be written; the remaining videos are not re-encoded.
     """
     recipe_named(recipe)
     items = [{"source": str(source), "recipe": recipe, "cache_dir": str(cache_dir)} for source in sources]
@@ -294,9 +306,9 @@ _LOSSLESS = (("qp", "0"), ("preset", "ultrafast"))
 def reencode(source: AnyPath, target: AnyPath, recipe: Recipe) -> None:
     """Re-encode the video at ``source`` to ``target``, atomically and with the same bytes every time.
 
-    Lossy recipes write 8-bit 4:2:0 colour; the last column or row of an odd size is dropped. Lossless recipes keep the
-    pixel format if H.264 supports it and frames are not turned, odd in size, blurred, noisy or compressed as JPEG.
-    Otherwise they write 8-bit RGB, or 8-bit 4:2:0 for resized frames.
+    Lossy recipes write 8-bit 4:2:0 colour; the last column or row of an odd size is dropped. Recipes with ``crf`` 0 are
+    lossless. They keep the pixel format if H.264 supports it and frames have even sizes and are not turned, blurred,
+    made noisy or compressed as JPEG. Otherwise they write 8-bit RGB, or 8-bit 4:2:0 if frames are also resized.
 
     Raises:
         VideoError: the video cannot be read, or the encoder refuses it.
@@ -317,7 +329,14 @@ def reencode(source: AnyPath, target: AnyPath, recipe: Recipe) -> None:
 
 
 class _Writer:
-    """A sink that changes the frames of one video by a recipe and writes them into an open container."""
+    """A sink (receiver of decoded frames) that changes a video's frames by a recipe and writes them to a container.
+
+    Args:
+        output: the open container of PyAV to write to.
+        source: the video that is decoded.
+        recipe: the recipe.
+        times: float64 (n,), presentation times of all frames in seconds, ascending.
+    """
 
     def __init__(self, output: Any, source: VideoSource, recipe: Recipe, times: Seconds) -> None:
         self._output, self._source, self._recipe = output, source, recipe
@@ -333,7 +352,13 @@ class _Writer:
         self._format, self._size = "", (0, 0)  # width and height as stored, before frames are turned
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Change a frame, and write it as often as the recipe shows it; frames must arrive in presentation order."""
+        """Change a frame, and write it as often as the recipe repeats it, perhaps not at all.
+
+        Args:
+            place: index of the frame in presentation order, ascending from call to call; None for a frame that only
+                states the orientation.
+            frame: the decoded frame.
+        """
         self._converter.observe(frame)
         if place is None:
             return
@@ -395,7 +420,7 @@ class _Writer:
         return stream
 
     def _written_as(self, frame: VideoFrame) -> tuple[str, int, int]:
-        """Return pixel format, width and height of the encoded frames; width and height are those before turning."""
+        """Return (pixel format, width, height) of the encoded frames, with the sizes before frames are turned."""
         recipe, name = self._recipe, str(frame.format.name)
         width, height = frame.width, frame.height
         turned = self._converter.orientation != Orientation()
@@ -417,7 +442,10 @@ class _Writer:
         return (name if name in known else _YUV if recipe.is_scaled else _RGB), width, height
 
     def _rescaled(self, frame: VideoFrame) -> tuple[int, int]:
-        """Return (width, height) before turning, for an upright picture of the recipe's height with square pixels."""
+        """Return (width, height) as stored, before frames are turned, of a picture scaled to the recipe's height.
+
+        The upright picture then has square pixels and keeps its aspect ratio.
+        """
         aspect, rows = self._source.sample_aspect_ratio or 0, self._recipe.height
         wide, high = frame.width * (aspect if aspect > 0 else Fraction(1)), Fraction(frame.height)
         turned = self._converter.orientation.transposed
@@ -426,7 +454,10 @@ class _Writer:
         return (rows, columns) if turned else (columns, rows)
 
     def _changed(self, place: int, frame: VideoFrame) -> VideoFrame:
-        """Return the changed frame, in the size and pixel format that the encoder takes."""
+        """Return ``frame`` after the recipe's changes, in the size and pixel format that the encoder takes.
+
+        ``place`` is the frame's index in presentation order, which seeds the noise.
+        """
         width, height = self._size
         if self._format == _RGB:
             pixels = np.empty((3, *self._converter.output_shape(frame)), np.uint8)

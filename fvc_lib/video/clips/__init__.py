@@ -1,1 +1,1 @@
-"""The clip store: clips are made once and stored as files or in shards (large tar files)."""
+"""Make the clips of videos once, and store them as files or in shards (large tar files)."""

@@ -1,7 +1,7 @@
-"""Fill the clip store from an index: decode each video once in a worker process, then augment the stored clip.
+"""Fill the clip store from an index (the table of a corpus' videos).
 
-An untrusted file may crash or hang its process, or use up its memory. Then only this video is lost. Augmenting is
-arithmetic on clips that were decoded before, so threads do it while other videos are decoded.
+Every video is decoded once in a worker process. An untrusted file may crash or hang this process, or use up its memory;
+then only this video fails. Augmented clips are computed from stored clips by threads, while other videos are decoded.
 """
 
 from collections.abc import Callable, Generator
@@ -56,7 +56,7 @@ def make_clips(
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     workers: int = 0,
 ) -> ClipReport:
-    """Make the clips of every video, one original and some augmented ones, unless they are in the store.
+    """Make and store the missing clips of every video: one original clip and some augmented ones.
 
     Args:
         store: the store that clips are written to.
@@ -69,7 +69,7 @@ def make_clips(
             The clips do not depend on it.
 
     Raises:
-        OSError: clips or the table cannot be written. A video that fails is reported instead.
+        OSError: clips or the table cannot be written. (A video that cannot be decoded is only listed in the result.)
         FvcError: the code that decodes or crops was edited while this process runs.
         DataError: the user's function that crops fails.
     """
@@ -103,10 +103,15 @@ def make_clips(
 
 
 def write_seen(store: ClipStore, index: pl.DataFrame, path: AnyPath) -> pl.DataFrame:
-    """Write and return the table SEEN_CLIPS, which records the frames and the part of the picture of every clip.
+    """Write and return the table SEEN_CLIPS, which states which frames and part of the picture every clip shows.
 
-    It has one row per clip; videos of ``index`` without clips have no row. With the plain view (whole pictures, spread
-    over the video) the table is empty and no file is written.
+    It has one row per original clip. The plain view (whole pictures, spread over the video) needs no such table: then
+    it is empty and not written.
+
+    Args:
+        store: the store of the clips.
+        index: an INDEX table; its videos without clips in the store get no row.
+        path: the file to write.
 
     Raises:
         DataError: a record in the store is damaged.
@@ -150,7 +155,14 @@ def notes_of(seen: pl.DataFrame) -> pl.DataFrame:
 
 
 def decode_item(store: ClipStore, source: AnyPath, target: Path, content_sha256: str = "") -> dict[str, Any]:
-    """Return the argument of ``DECODE_FUNCTION`` with which it decodes ``source`` into the clip file ``target``."""
+    """Return the argument with which ``DECODE_FUNCTION`` decodes a video into a clip file.
+
+    Args:
+        store: its settings determine the clip.
+        source: the video.
+        target: the clip file to write.
+        content_sha256: expected SHA-256 of the video; empty: it is not checked.
+    """
     return {
         "source": str(source),
         "target": str(target.absolute()),
@@ -167,10 +179,10 @@ def decode_item(store: ClipStore, source: AnyPath, target: Path, content_sha256:
 
 
 def decode_limits(store: ClipStore, workers: int, *, recipes: bool = False) -> dict[str, Any]:
-    """Return the keyword arguments of ``run_isolated`` that limit processes, time and memory.
+    """Return the keyword arguments of ``run_isolated`` that limit the number, time and memory of decoding processes.
 
     Args:
-        store: the view of its clips determines time and memory.
+        store: its view determines time and memory.
         workers: number of processes; 0: one per core.
         recipes: whether to allow the time for re-encoding whole videos before they are decoded.
     """
@@ -183,7 +195,7 @@ def failure_of(value: dict[str, Any]) -> str:
     """Return why a video could not be decoded, given the result of ``DECODE_FUNCTION``; empty if it was decoded.
 
     Raises:
-        OSError: the clip could not be written; other clips could not be written either.
+        OSError: the clip could not be written.
         FvcError: the worker has loaded newer code than this process.
         DataError: the function that crops fails.
     """
@@ -201,7 +213,17 @@ def failure_of(value: dict[str, Any]) -> str:
 def _decoded(
     store: ClipStore, videos: list[dict[str, Any]], missing: dict[str, list[int]], corpus_root: Path, workers: int
 ) -> Generator[tuple[str, str]]:
-    """Yield (video id, reason) for every video, once it is decoded (the reason is empty) or has failed."""
+    """Decode the videos without an original clip; yield (video id, reason) for every video that is finished.
+
+    The reason says why a video failed. It is empty if the original clip is in the store.
+
+    Args:
+        store: the store that clips are written to.
+        videos: rows of INDEX.
+        missing: for every video id, the augmentation indices of the clips to make; 0 is the original.
+        corpus_root: the folder that the paths in ``videos`` are relative to.
+        workers: number of processes; 0: one per core.
+    """
     todo, items = [], []
     for video in videos:
         video_id = video["video_id"]
@@ -235,7 +257,7 @@ def _augment(store: ClipStore, video_id: str, copies: list[int]) -> None:
 
 
 def _row(store: ClipStore, video: dict[str, Any], number: int) -> tuple[Any, ...]:
-    """Return one row of AUGMENTED, in the order of its columns."""
+    """Return the row of AUGMENTED for clip ``number`` (augmentation index) of ``video``, a row of INDEX."""
     video_id = video["video_id"]
     operations = draw_augmentation(video_id, number, store.augmentation, store.num_frames).to_json()
     clip_path = store.clip_path(video_id, number).relative_to(store.cache_dir).as_posix()

@@ -38,7 +38,13 @@ Row = dict[str, Any]  # of AUGMENTED
 
 
 class ShardEntry(BaseModel, frozen=True, extra="forbid", strict=True):
-    """One shard: file name, SHA-256, and its clips as (video id, augmentation index), in file order."""
+    """One shard in the manifest.
+
+    Attributes:
+        name: file name.
+        sha256: hexadecimal SHA-256 of the file.
+        clips: tuples (video id, augmentation index), in the order of the file.
+    """
 
     name: str = Field(pattern=r"^clips-[0-9]{6}\.tar$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -62,12 +68,15 @@ class ShardManifest(BaseModel, frozen=True, extra="forbid", strict=True):
 
 
 def member_names(video_id: str, augmentation_index: int) -> tuple[str, str]:
-    """Return the names of a clip's two members: first the pixels, then the row."""
+    """Return the names of a clip's two members in a shard: the pixels (``.npy``) and the row (``.json``)."""
     return f"{video_id}_{augmentation_index}.npy", f"{video_id}_{augmentation_index}.json"
 
 
 def shards_folder(store: ClipStore, clips: pl.DataFrame) -> Path:
-    """Return the folder for the shards of ``clips``, an AUGMENTED table; its name is a hash of settings and rows."""
+    """Return the folder for the shards of ``clips``, an AUGMENTED table.
+
+    Its name is a hash of the store's settings and the table's rows, so other clips get another folder.
+    """
     digest = hashlib.sha256(store.settings_hash.encode())
     for row in _in_shard_order(clips):
         digest.update(_as_line(row))
@@ -84,10 +93,10 @@ def write_shards(
     """Copy clips from the store into shards, unless undamaged shards of these clips exist.
 
     The bytes of the shards depend on the clips and ``shard_bytes`` alone. Clips are sorted by a hash of their ids, so
-    every shard is a random sample. The manifest is written last: shards without a manifest are ignored.
+    every shard is a random sample. The manifest is written last, so that readers ignore unfinished shards.
 
     Args:
-        store: holds the clips.
+        store: the store that clips are read from.
         clips: an AUGMENTED table, one row per clip.
         shard_bytes: approximate size of a shard.
         progress: called with (clips done, clips in all).
@@ -199,7 +208,13 @@ class ClipShards:
         return self._places[video_id, augmentation_index]
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
-        """Fill ``frames``, uint8 (t, 3, S, S) in C order, with the t frames of a clip from index ``first`` on.
+        """Read t consecutive frames of a clip into an array.
+
+        Args:
+            video_id: id of the video.
+            augmentation_index: index of the clip; 0 is the original.
+            frames: uint8 (t, 3, S, S) in C order, which is filled.
+            first: index of the first frame to read.
 
         Raises:
             DataError: there is no such clip, or its shard is missing or damaged.

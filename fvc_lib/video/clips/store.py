@@ -95,7 +95,10 @@ class ClipStore:
 
     @cached_property
     def crop_code(self) -> dict[str, object]:
-        """Return ``crop_code`` of the view, computed once: later edits of the crop's file do not change it."""
+        """Return the result of the function ``crop_code`` for the view.
+
+        It is computed once, so that later edits of the file with the user's crop function do not change it.
+        """
         return crop_code(self.view)
 
     @cached_property
@@ -160,7 +163,13 @@ class ClipStore:
         return frames
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
-        """Fill ``frames``, uint8 (t, 3, S, S) in C order, with the t frames of a clip from index ``first`` on.
+        """Read t consecutive frames of a clip into an array.
+
+        Args:
+            video_id: id of the video.
+            augmentation_index: index of the clip; 0 is the original.
+            frames: uint8 (t, 3, S, S) in C order, which is filled.
+            first: index of the first frame to read.
 
         Raises:
             DataError: the file is missing or damaged.
@@ -189,7 +198,7 @@ class ClipStore:
 
     @cached_property
     def _checked(self) -> set[int]:
-        """Return the set of hashes of (video id, index) of the clips whose digest this process has checked."""
+        """Return a set of Python hashes of (video id, augmentation index): the clips that this process has checked."""
         return set()
 
     def note_use(self) -> None:
@@ -206,9 +215,11 @@ def decode_code(view: View) -> str:
 
 
 def crop_code(view: View) -> dict[str, object]:
-    """Return the identity of the crop of ``view``, the hash of its code, and the versions of its packages.
+    """Return what identifies the crop of ``view``, the function that finds the part of the picture to show.
 
-    A crop is a function that finds the part of the picture to show. The mapping is empty for a view without a crop.
+    Returns:
+        A mapping with ``crop`` (identity of the function in the registry), ``crop_code`` (hash of its code) and
+        ``versions`` (of the packages that it needs, by name). It is empty for a view without a crop.
 
     Raises:
         UsageError: the crop is unknown, or its file cannot be imported.
@@ -224,9 +235,10 @@ def crop_code(view: View) -> dict[str, object]:
 
 
 def note_use(folder: Path, settings: Mapping[str, object]) -> None:
-    """Set the modification time of the folder's settings file to now, or write the file if it is missing.
+    """Record that ``folder`` is used now, as the modification time of its settings file.
 
-    Errors of the file system, as in a read-only cache, are ignored.
+    A missing settings file is written with ``settings``. Errors of the file system, as in a read-only cache, are
+    ignored.
     """
     path = folder / SETTINGS_FILE
     with contextlib.suppress(OSError):
@@ -247,7 +259,7 @@ def check_clip_name(video_id: str, augmentation_index: int) -> None:
 
 
 def contact_sheet(clips: Sequence[Pixels], gap: int = 4) -> bytes:
-    """Return a PNG picture with one row per clip and one column per frame, on white.
+    """Return a PNG file with the frames of clips, one row per clip and one column per frame, on white.
 
     Args:
         clips: arrays of the same shape, uint8 (T, 3, H, W).
@@ -288,7 +300,10 @@ class ClipSet:
 
 
 def stored_sets(cache_dir: AnyPath) -> list[ClipSet]:
-    """Return every set of clips and of re-encoded videos under ``cache_dir``, sorted by folder; links are left out."""
+    """Return all sets of clips and of re-encoded videos under ``cache_dir``, sorted by folder.
+
+    Symbolic links to folders are left out.
+    """
     cache, sets = Path(cache_dir), []
     for folder in sorted([*cache.glob(f"{CLIPS_FOLDER}/decode_*/*"), *cache.glob(f"{REENCODED_FOLDER}/*")]):
         is_link = folder.is_symlink() or folder.parent.is_symlink()
@@ -324,7 +339,7 @@ def clip_header(shape: Shape) -> bytes:
 
 
 def clip_file_bytes(shape: Shape) -> int:
-    """Return the size in bytes of the file of a clip of ``shape``, without the digest at its end."""
+    """Return the size in bytes of a clip file without the digest at its end; ``shape`` is the clip's (T, 3, S, S)."""
     return len(clip_header(shape)) + int(np.prod(shape))
 
 
@@ -383,6 +398,9 @@ def check_pixels(frames: Pixels, shape: Shape) -> None:
 
 
 def check_part(frames: Pixels, shape: Shape, first: int) -> None:
-    """Raise ``ValueError`` unless ``frames`` can hold frames of a clip of ``shape`` from index ``first`` on."""
+    """Raise ``ValueError`` unless ``frames`` can be filled with frames of a clip from index ``first`` on.
+
+    ``frames`` must be uint8 (t, 3, S, S), and a clip of ``shape`` (T, 3, S, S) must have t frames from ``first`` on.
+    """
     fits = frames.ndim == 4 and first >= 0 and 0 < len(frames) <= shape[0] - first
     check_pixels(frames, (len(frames) if fits else shape[0], *shape[1:]))

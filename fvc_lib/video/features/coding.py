@@ -28,7 +28,10 @@ _OUTLIER = 4.0  # in standard deviations; values are clipped, so that the first 
 
 
 def measure_packets(stream: Stream) -> dict[str, float]:
-    """Return the value of every feature of the family ``packets``, by name; NaN for too few packets."""
+    """Return a mapping from the features of the family ``packets`` to their values; NaN if there are too few packets.
+
+    The ``FeatureFamily`` below describes the features.
+    """
     logarithm = np.log2(np.maximum(stream.sizes, 1).astype(np.float64))
     is_b = _reordered(stream.pts_seconds) & ~stream.is_key
     is_p = ~stream.is_key & ~is_b
@@ -70,17 +73,18 @@ def _shown_place(seconds: Floats) -> IntArray:
 
 
 def periodicity(place: IntArray, off: Floats) -> tuple[float, float]:
-    """Return how strongly, and at which period, packets are larger than usual, such as every 12th packet.
+    """Find the period at which packets are larger than usual, such as every 12th packet.
 
-    In a video that was compressed before, frames that were keyframes then take more bytes (Vazquez-Padin et al.).
+    If a video was compressed before, the frames that were keyframes then need more bytes now (Vazquez-Padin et al.).
 
     Args:
         place: int64 (P,), index of every packet in presentation order.
         off: float64 (P,), binary logarithm of every packet's size over the usual size.
 
     Returns:
-        Two numbers: the mean excess of the packets at the best period and phase, in standard errors (2 to 4 for noise
-        alone), and this period in frames. Both are NaN for too few packets, or if all have the same size.
+        A tuple (strength, period) of the period and phase with the largest mean of ``off``. The strength is this mean
+        in standard errors; noise alone gives 2 to 4. The period is in frames. Both are NaN for too few packets, or if
+        all have the same size.
     """
     spread = off.std() if off.size >= _FEWEST else 0.0
     if not spread > 0:
@@ -105,8 +109,8 @@ def periodicity(place: IntArray, off: Floats) -> tuple[float, float]:
 def shift(logarithm: Floats) -> float:
     """Return how much the mean packet size changes within a video.
 
-    The value is the range of the cumulative sum of deviations from the mean, divided by its scale for noise. Chance
-    alone gives about 1 to 2. The value is larger if a part was encoded differently or has other content.
+    The value is the range of the cumulative sum of deviations from the mean, divided by the scale that noise would give
+    it. Chance alone gives about 1 to 2. The value is larger if a part was encoded differently or has other content.
 
     Args:
         logarithm: float64 (P,), binary logarithms of the sizes.
@@ -158,10 +162,10 @@ FEATURES.register(
 
 
 def measure_quantisers(stream: Stream) -> dict[str, float]:
-    """Return the value of every feature of the family ``quantisers``, by name; NaN if no quantiser is exported.
+    """Return a mapping from the features of the family ``quantisers`` to their values; NaN if none are exported.
 
-    At the same bit rate, content that was compressed before, denoised or drawn smoothly gets smaller quantisers than
-    camera footage.
+    A quantiser states how coarsely a block is coded. At the same bit rate, content that was compressed before, denoised
+    or drawn smoothly gets smaller quantisers than camera footage.
     """
     known = np.isfinite(stream.qp[:, 0])
     mean, within = stream.qp[known].T.astype(np.float64)
@@ -206,10 +210,10 @@ _SECTORS = 16  # number of sectors into which directions are divided
 
 
 def measure_codec_motion(stream: Stream) -> dict[str, float]:
-    """Return the value of every feature of the family ``codec_motion``, by name; NaN if no vector is exported.
+    """Return a mapping from the features of the family ``codec_motion`` to their values; NaN if no vector is exported.
 
-    An encoder finds a motion vector for nearly every block, in quarters of a pixel. A repeated frame has only zero
-    vectors. Content that does not move like filmed objects has disordered vectors.
+    The encoder stores a motion vector for nearly every block: where its content was in another frame. A repeated frame
+    has only zero vectors. Content that does not move like filmed objects has disordered vectors.
     """
     motion = stream.motion.astype(np.float64)
     length = np.hypot(motion[:, 0], motion[:, 1])
@@ -249,7 +253,10 @@ _LONG, _SHORT = 1.5, 0.5  # relative to the median interval
 
 
 def measure_timing(stream: Stream) -> dict[str, float]:
-    """Return the value of every feature of the family ``timing``, by name; NaN if times are unknown or equal."""
+    """Return a mapping from the features of the family ``timing`` to their values.
+
+    They are NaN if presentation times are unknown or equal.
+    """
     intervals = np.diff(np.sort(stream.pts_seconds[np.isfinite(stream.pts_seconds)]))
     usual = _median(intervals)
     if not usual > 0:

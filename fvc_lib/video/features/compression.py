@@ -1,13 +1,14 @@
 """Traces of compression in tiles, from the cosine coefficients of blocks: ``block_dct`` and ``double_compression``.
 
-``block_dct``: compression removes high frequencies and small coefficients. A picture that was compressed twice, scaled
-or synthesised has other shares of them than a recording that was compressed once.
+``block_dct``: compression removes high frequencies and small coefficients. How many remain in a picture that was
+compressed twice, scaled or synthesised differs from a recording that was compressed once.
 
 ``double_compression``: quantisation makes coefficients multiples of a step. If a picture was compressed before, by a
 codec with the same block grid, the histograms of its coefficients have peaks at these multiples (a comb). H.264 and its
 successors quantise differences from a prediction, so they leave combs only where the prediction is flat, in smooth and
 still parts. JPEG, MPEG-2 and MPEG-4 leave strong combs in frames without prediction. Later compression with larger
-steps blurs combs. Only some of the measured frames are without prediction, so the maximum over a video shows most.
+steps blurs combs. Only some of the measured frames are without prediction. So the maximum over a video is the most
+informative statistic.
 """
 
 import numpy as np
@@ -26,7 +27,10 @@ _BENFORD = np.log10(1 + 1 / np.arange(1, 10))
 
 
 def measure_block_dct(luma: Float32) -> dict[str, Float32]:
-    """Return the values of every feature of ``block_dct``, by name: float32 (N,), one per tile of luma (N, 64, 64)."""
+    """Return a mapping from the features of ``block_dct`` to values of N tiles, float32 (N,).
+
+    ``luma`` holds the tiles, float32 (N, 64, 64), in grey levels.
+    """
     sizes = np.abs(cosine_transform(luma, 8)).reshape(len(luma), 64, 64)
     values: dict[str, Float32] = {}
     for band, (first, last) in _BANDS.items():
@@ -45,7 +49,15 @@ def measure_block_dct(luma: Float32) -> dict[str, Float32]:
 
 
 def cosine_transform(luma: Float32, side: int) -> Float32:
-    """Return orthonormal cosine coefficients of the B blocks of every tile, (N, B, side, side), from (N, 64, 64)."""
+    """Split N tiles into blocks, and return the orthonormal cosine coefficients (type II) of every block.
+
+    Args:
+        luma: float32 (N, 64, 64), the tiles.
+        side: side of a block in pixels, a divisor of 64.
+
+    Returns:
+        float32 (N, B, side, side): the coefficients of the B blocks of every tile.
+    """
     matrix = np.asarray(dct(np.eye(side), axis=0, norm="ortho"), np.float32)
     count, height, width = luma.shape
     rows = luma.reshape(count, height, width // side, side) @ matrix.T  # transformed along rows
@@ -54,9 +66,10 @@ def cosine_transform(luma: Float32, side: int) -> Float32:
 
 
 def _first_digits(sizes: Float32) -> Float32:
-    """Return the chi-square distance of the coefficients' first digits from Benford's law, float32 (N,).
+    """Return how far the first decimal digits of every tile's coefficients are from Benford's law, float32 (N,).
 
-    Coefficients below 1 are not counted. The distance is NaN for a tile with fewer than 64 counted coefficients.
+    The distance is chi-square. Coefficients below 1 are not counted. The distance is NaN for a tile with fewer than 64
+    counted coefficients. ``sizes`` are absolute coefficients, float32 (N, B, 64).
     """
     # A number of at least 1 has the first digit of its integer part.
     digits = _FIRST_DIGIT[np.minimum(sizes[:, :, 1:], 4095).astype(np.int64)]
@@ -119,9 +132,10 @@ _COMB = (np.cos(2 * np.pi * _PHASE) * _COUNTED).astype(np.float32)
 
 
 def measure_double_compression(luma: Float32) -> dict[str, Float32]:
-    """Return the values of every feature of ``double_compression``, by name: float32 (N,), one per tile.
+    """Return a mapping from the features of ``double_compression`` to values of N tiles, float32 (N,).
 
-    ``luma`` is (N, 64, 64). Flat tiles, in which all coefficients are below about one grey level, give NaN.
+    ``luma`` holds the tiles, float32 (N, 64, 64). Flat tiles, in which all coefficients are below about one grey level,
+    give NaN.
     """
     histograms8 = _histograms(luma, 8, 4)
     comb8 = _combs(histograms8.sum(1))  # one step for all frequencies, as H.26x quantises
@@ -137,9 +151,14 @@ def measure_double_compression(luma: Float32) -> dict[str, Float32]:
 
 
 def _histograms(luma: Float32, side: int, highest: int) -> Float32:
-    """Return histograms of the coefficients' absolute values for every tile and frequency, float32 (N, F, bins).
+    """Return histograms of the coefficients' absolute values for every tile and frequency, float32 (N, F, 512).
 
-    The F frequencies are those whose row + column is 1 to ``highest``.
+    A bin is a quarter of a grey level wide.
+
+    Args:
+        luma: float32 (N, 64, 64), the tiles.
+        side: side of a block in pixels.
+        highest: the F frequencies are those whose row + column is 1 to ``highest``.
     """
     order = np.add.outer(np.arange(side), np.arange(side))
     sizes = np.abs(cosine_transform(luma, side)[:, :, (order > 0) & (order <= highest)])  # (N, B, F)
@@ -153,7 +172,8 @@ def _histograms(luma: Float32, side: int, highest: int) -> Float32:
 def _combs(histograms: npt.NDArray[np.float32]) -> Float32:
     """Return how strongly coefficients gather at multiples of every step in ``_STEPS``, float32 (..., steps).
 
-    ``histograms`` is (..., bins). The unit is the standard deviation of this value for unquantised coefficients.
+    For unquantised coefficients a value has mean 0 and standard deviation 1, approximately. ``histograms`` is float32
+    (..., 512), as ``_histograms`` returns it.
     """
     return np.asarray((histograms @ _COMB) / np.sqrt(np.maximum(histograms @ _COUNTED, 1) / 2))
 

@@ -20,9 +20,9 @@ _EDGE = 8.0  # gradient in grey levels per pixel above which a pixel lies on an 
 
 
 def measure_sharpness(luma: Float32) -> dict[str, Float32]:
-    """Return the values of every feature of ``sharpness``, by name: float32 (N,), one per tile of luma (N, 64, 64).
+    """Return a mapping from the features of ``sharpness`` to values of N tiles, float32 (N,).
 
-    Only the inner 62 x 62 pixels of a tile are measured.
+    ``luma`` holds the tiles, float32 (N, 64, 64), of which the inner 62 x 62 pixels are measured.
     """
     inner = luma[:, 1:-1, 1:-1]
     sum_across = luma[:, 1:-1, :-2] + luma[:, 1:-1, 2:]
@@ -78,7 +78,10 @@ _FLAT = 1e-3  # mean power of a coefficient per pixel below which a tile is flat
 
 
 def _rings() -> Float32:
-    """Return weights that give the mean power at 0 to 32 cycles per tile, float32 (coefficients, 33)."""
+    """Return weights, float32 (coefficients, 33), by which the power spectrum of a tile is averaged over rings.
+
+    ``power @ weights`` is the mean power at 0, 1, ... 32 cycles per tile.
+    """
     weights = np.zeros((_RADIUS.size, _HALF + 1), np.float32)
     inside = _RADIUS <= _HALF
     weights[inside, _RADIUS[inside]] = _TIMES[inside]
@@ -96,10 +99,10 @@ _PEAKS = np.flatnonzero(_OFF_GRID.ravel() & (_RADIUS >= 10) & (_RADIUS <= _HALF)
 
 
 def _regions() -> Float32:
-    """Return weights that give the mean power in four regions of frequency, float32 (coefficients, 4).
+    """Return weights, float32 (coefficients, 4), by which the power spectrum of a tile is averaged over four regions.
 
-    The regions are: the highest frequencies in both directions, the frequencies around these, high frequencies along
-    rows, and high frequencies along columns.
+    The regions are: the highest frequencies in both directions, the frequencies next to them, high frequencies along
+    rows, and high frequencies along columns. ``power @ weights`` is the mean power in every region.
     """
     regions = [
         (_DOWN >= 31) & (_RIGHT >= 31),
@@ -118,9 +121,9 @@ _OFF_BLOCKS = np.array([number for number in range(4, _LINE // 2) if number % 7]
 
 
 def measure_spectrum(luma: Float32) -> dict[str, Float32]:
-    """Return the values of every feature of ``spectrum``, by name: float32 (N,), one per tile of luma (N, 64, 64).
+    """Return a mapping from the features of ``spectrum`` to values of N tiles, float32 (N,); NaN for flat tiles.
 
-    Flat tiles give NaN.
+    ``luma`` holds the tiles, float32 (N, 64, 64).
     """
     centred = (luma - luma.mean((1, 2), keepdims=True)) * _TAPER
     transformed = scipy.fft.rfft2(centred).reshape(len(luma), _RADIUS.size)
@@ -149,10 +152,10 @@ def measure_spectrum(luma: Float32) -> dict[str, Float32]:
 
 
 def _periodic(luma: Float32) -> Float32:
-    """Return the binary logarithm of the strongest periodic component over the median one, float32 (N,).
+    """Return the binary logarithm of the strongest periodic component divided by the median component, float32 (N,).
 
-    The components are the Fourier coefficients of the absolute second differences along rows, averaged over the rows of
-    a tile.
+    The components are magnitudes of Fourier coefficients. They are computed from the absolute second differences along
+    rows, averaged over the rows of a tile. ``luma`` is float32 (N, 64, 64).
     """
     bends = np.abs(2 * luma[:, :, 4:60] - luma[:, :, 3:59] - luma[:, :, 5:61])
     sizes = np.abs(scipy.fft.rfft(np.minimum(bends, _BEND).mean(1)))[:, _OFF_BLOCKS]
@@ -198,7 +201,10 @@ _NO_RESIDUAL = 1e-6  # mean square of a residual below which a tile has none
 
 
 def measure_noise(luma: Float32) -> dict[str, Float32]:
-    """Return the values of every feature of ``noise_residual``, by name: float32 (N,), one per tile of (N, 64, 64)."""
+    """Return a mapping from the features of ``noise_residual`` to values of N tiles, float32 (N,).
+
+    ``luma`` holds the tiles, float32 (N, 64, 64).
+    """
     square3 = _square3(luma)
     square5 = _square5(luma)
     third = (_third(luma), _third(luma.swapaxes(1, 2)))
@@ -254,7 +260,10 @@ def _mean_size(residual: Float32) -> Float32:
 
 
 def _kurtosis(residual: Float32) -> Float32:
-    """Return every tile's kurtosis around 0, (N,): 3 for Gaussian noise; NaN where the residual is 0."""
+    """Return the kurtosis of every tile's residual about 0, float32 (N,): 3 for Gaussian noise.
+
+    A tile whose residual is 0 everywhere gives NaN.
+    """
     squares = residual * residual
     mean_square = squares.mean((1, 2))
     fourth = np.einsum("nij,nij->n", squares, squares) / np.float32(squares[0].size if len(squares) else 1)
@@ -263,7 +272,10 @@ def _kurtosis(residual: Float32) -> Float32:
 
 
 def _correlation(residual: Float32, down: int, right: int) -> Float32:
-    """Return the correlation of values ``down`` rows and ``right`` columns apart, (N,); NaN where the residual is 0."""
+    """Return every tile's correlation of residuals that are ``down`` rows and ``right`` columns apart, float32 (N,).
+
+    A tile whose residual is 0 everywhere gives NaN.
+    """
     height, width = residual.shape[1:]
     one, other = residual[:, : height - down, : width - right], residual[:, down:, right:]
     product = np.einsum("nij,nij->n", one, other)
@@ -273,9 +285,9 @@ def _correlation(residual: Float32, down: int, right: int) -> Float32:
 
 
 def _wavelet_noise(luma: Float32) -> tuple[Float32, Float32]:
-    """Return two noise levels per tile in grey levels, both float32 (N,).
+    """Return a tuple of two noise levels per tile in grey levels, both float32 (N,): fine and coarse.
 
-    They are estimated from the finest and the second finest diagonal details of a Daubechies wavelet.
+    They are estimated from the finest and the second finest diagonal details of a Daubechies wavelet (db2).
     """
     import pywt  # takes 0.2 s to load; not needed to list the families
 

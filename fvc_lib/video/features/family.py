@@ -1,16 +1,16 @@
 """Families of forensic features: their declaration, the samples that they measure, and the pooling of values per video.
 
-A family is a group of features that one function measures; the modules of this folder register families. A family gets
-pixels as they were coded, at native resolution, in square tiles. All tiles have the same area, and videos of any size
-have about the same number of tiles. So values do not grow with the size of a video. A value that cannot be measured is
+A family is a group of features that one function measures. The modules of this folder register the families. A family
+gets pixels as they were coded, at native resolution, in square tiles (cut-outs of 64 x 64 pixels). Videos of any size
+have about the same number of tiles, so values do not grow with the size of a video. A value that cannot be measured is
 NaN, and null in the table.
 
 ``sample_video`` decodes a few runs of consecutive frames, and cuts tiles out of the decoder's planes, without scaling.
 The frames equal those with the same indices when the whole video is decoded. A sample takes a few megabytes for a
 video of any size. It also holds the packets of the video, and the quantisers, motion vectors and frame types that the
 decoder exports. With PyAV 18.1, the decoders of H.264, MPEG-1, MPEG-2, MPEG-4 and its relatives export quantisers per
-macroblock and motion vectors. That of VP9 exports one quantiser per frame and no motion vectors. Those of HEVC, AV1,
-VP8, ProRes and JPEG export neither. All export frame types. Decoding takes no longer with the export.
+macroblock and motion vectors. The decoder of VP9 exports one quantiser per frame and no motion vectors. The decoders of
+HEVC, AV1, VP8, ProRes and JPEG export neither. All export frame types. Decoding takes no longer with the export.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -123,19 +123,26 @@ class FeatureFamily:
     of: Literal["tiles", "pairs", "stream"]
 
     def columns(self) -> dict[str, Feature]:
-        """Return the feature of every column, by name: ``FAMILY_FEATURE_POOL``, or for streams ``FAMILY_FEATURE``."""
+        """Return a mapping from the names of all columns to the features that they hold.
+
+        A name is ``FAMILY_FEATURE_POOL``, with a statistic of ``POOLS``; or ``FAMILY_FEATURE`` for a family of streams.
+        """
         pools = ("",) if self.of == "stream" else tuple(f"_{pool}" for pool in POOLS)
         return {f"{self.name}_{each.name}{pool}": each for each in self.features for pool in pools}
 
     def main_columns(self) -> dict[str, Feature]:
-        """Return one column per feature, as ``columns`` does: that of the mean, or for streams the only one."""
+        """Return a mapping from one column name per feature to the feature.
+
+        The column is that of the mean, or the only one for a family of streams.
+        """
         return dict(zip(list(self.columns())[:: 1 if self.of == "stream" else len(POOLS)], self.features, strict=True))
 
     def pooled(self, measured: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Return a video's value for every column, by name; NaN where nothing could be measured.
+        """Return a mapping from all column names to a video's values; NaN where nothing could be measured.
 
         Args:
-            measured: the results of ``measure`` for all sampled frames or runs, or for the stream of the video.
+            measured: the results of ``measure``: one per sampled frame (``tiles``) or run (``pairs``), or a single one
+                (``stream``).
 
         Raises:
             ValueError: ``measure`` returned other features than the family declares.
@@ -167,9 +174,10 @@ _QUANTILES = np.array([0.1, 0.9])
 
 
 def pool(rows: Sequence[Values]) -> npt.NDArray[np.float64]:
-    """Return the six statistics of ``POOLS`` over the finite values of F rows of any lengths, float64 (F, 6).
+    """Return the six statistics of ``POOLS`` for every feature, float64 (F, 6).
 
-    A row without finite values gives NaN.
+    ``rows`` holds the values of F features, 1-D arrays of any lengths. Values that are not finite are ignored; a row
+    without finite values gives NaN.
     """
     pooled = np.full((len(rows), len(POOLS)), np.nan)
     for number, row in enumerate(rows):
@@ -184,7 +192,7 @@ def pool(rows: Sequence[Values]) -> npt.NDArray[np.float64]:
 
 
 def tile_corners(height: int, width: int) -> IntArray:
-    """Return top and left of a frame's tiles in pixels, int64 (N, 2).
+    """Return the positions of a frame's N tiles, int64 (N, 2): top and left in pixels.
 
     There are at most 3 x 3 tiles, spread evenly, without overlap. All coordinates are multiples of 8. A frame smaller
     than a tile has no tiles.
@@ -200,7 +208,9 @@ def _spread(size: int, count: int) -> IntArray:
 
 
 def families_named(names: str) -> tuple[FeatureFamily, ...]:
-    """Return feature families, sorted by name; ``names`` are separated by commas, or ``all``.
+    """Return the feature families with the given names, without repeats, sorted by name.
+
+    ``names`` is a text of names separated by commas, or ``all``.
 
     Raises:
         UsageError: a family is unknown or cannot be imported, or none is named.
@@ -262,11 +272,16 @@ def sample_video(path: AnyPath) -> Sample:
 
 @dataclass(frozen=True)
 class _Seen:
-    """One decoded frame with its ``shape`` (H, W): parts of its luma, and the data that the decoder exports for it.
+    """The measured parts of one decoded frame.
 
     Attributes:
-        tiles, small: as those of ``Run``, of one frame: float32 (N, 64, 64) and (h, w).
-        letter, qp, intra, motion: as those of ``Stream``, of one frame.
+        shape: (H, W) in pixels.
+        tiles: float32 (N, 64, 64), luma of the tiles.
+        small: float32 (h, w), luma of the whole frame, averaged down.
+        letter: frame type: ``I``, ``P``, ``B`` or ``?``.
+        qp: mean and standard deviation of the quantiser, as in ``Stream``.
+        intra: share of the area that is not predicted from another frame; NaN where unknown.
+        motion: float32 (K, 2), motion vectors in pixels to the right and down.
     """
 
     shape: tuple[int, int]
@@ -279,7 +294,7 @@ class _Seen:
 
 
 class _SampleSink:
-    """A sink that measures wanted frames, and does not hold the frames."""
+    """A sink (receiver of decoded frames) that stores a ``_Seen`` per wanted frame, but not the frames themselves."""
 
     def __init__(self, opened: VideoSource, runs: Sequence[IntArray]) -> None:
         context = opened.stream.codec_context
@@ -297,7 +312,10 @@ class _SampleSink:
             self.wanted.discard(place)
 
     def runs(self) -> tuple[Run, ...]:
-        """Return the runs, after all wanted frames were received; a run ends early where the frame size changes."""
+        """Return the runs in order of time. Call it after all wanted frames were received.
+
+        A run ends early where the frame size changes.
+        """
         runs = []
         for places in self._runs:
             first, *others = (self.seen[place] for place in places.tolist())
@@ -307,7 +325,10 @@ class _SampleSink:
 
 
 def _luma(frame: VideoFrame, reformatter: VideoReformatter) -> tuple[Float32, Float32]:
-    """Return the tiles of a frame, float32 (N, 64, 64), and the reduced frame, float32 (h, w)."""
+    """Return a tuple of two arrays of luma, 0 to 255: the tiles of a frame, and the frame averaged down.
+
+    They are float32 (N, 64, 64) and (h, w), as in ``Run``.
+    """
     corners = tile_corners(frame.height, frame.width)
     kind, parts = frame.format, frame.format.components
     bits = parts[0].bits
@@ -332,7 +353,7 @@ def _plane(frame: VideoFrame, number: int, bits: int) -> npt.NDArray[Any]:
 
 
 def _tiles(plane: npt.NDArray[Any], corners: IntArray) -> Float32:
-    """Return copies of the tiles of ``plane`` at ``corners`` (N, 2), float32 (N, 64, 64)."""
+    """Return copies of the tiles of ``plane``, float32 (N, 64, 64), at ``corners``, the result of ``tile_corners``."""
     tiles = np.empty((len(corners), TILE, TILE), np.float32)
     for tile, (top, left) in zip(tiles, corners.tolist(), strict=True):
         tile[...] = plane[top : top + TILE, left : left + TILE]
@@ -386,9 +407,10 @@ def _exported(frame: VideoFrame) -> tuple[str, tuple[float, float], float, Float
 
 
 def _quantisers(parameters: VideoEncParams) -> tuple[float, float]:
-    """Return mean and standard deviation of the quantiser over a frame's blocks.
+    """Return a tuple: mean and standard deviation of the quantiser over a frame's blocks.
 
-    Both are shares of the codec's largest quantiser. The deviation is NaN if only the frame's quantiser is exported.
+    Both are shares of the codec's largest quantiser. The deviation is NaN if the decoder exports a single quantiser for
+    the frame.
     """
     largest = _LARGEST_QP.get(parameters.codec_type.name, np.nan)
     if not parameters.nb_blocks:
@@ -409,6 +431,9 @@ def _motion(vectors: np.ndarray) -> Float32:
 
 
 def _intra_share(vectors: np.ndarray, width: int, height: int) -> float:
-    """Return the share of a P frame's area that is not predicted from another frame."""
+    """Return the share of a P frame's area that is not predicted from another frame.
+
+    ``vectors`` is PyAV's structured array of motion vectors; ``width`` and ``height`` are in pixels.
+    """
     area = -(-width // _MACROBLOCK) * -(-height // _MACROBLOCK) * _MACROBLOCK**2
     return float(max(0.0, 1 - (vectors["w"].astype(np.int64) * vectors["h"]).sum() / area))

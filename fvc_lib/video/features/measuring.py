@@ -46,13 +46,19 @@ class FeatureReport:
 
 
 def features_folder(cache_dir: AnyPath, recipe: str = "") -> Path:
-    """Return the folder of cached values for samples of the current code, and for videos re-encoded by ``recipe``."""
+    """Return the folder of cached values for the current sampling code and ``recipe``.
+
+    ``recipe`` is the name of the recipe by which videos are re-encoded first; empty: none.
+    """
     by_recipe = f"_{recipe}_{recipe_named(recipe).digest[:16]}" if recipe else ""
     return Path(cache_dir) / FEATURES_FOLDER / f"{code_of_samples()[:32]}{by_recipe}"
 
 
 def values_path(folder: Path, content_sha256: str) -> Path:
-    """Return the path of the JSON file with a video's ``Measured`` and a digest, such as ``ab/abcd.json``."""
+    """Return the path of the JSON file with a video's cached values, such as ``ab/abcd.json``.
+
+    ``folder`` is a result of ``features_folder``; ``content_sha256`` is the video's SHA-256.
+    """
     return folder / content_sha256[:2] / f"{content_sha256}.json"
 
 
@@ -63,12 +69,12 @@ def measure_files(
     *,
     workers: int = 0,
 ) -> Generator[tuple[int, Measured, str]]:
-    """Measure files in worker processes, and yield the result of a file when it is finished.
+    """Measure files in worker processes, and yield the result of every file in the order in which they finish.
 
     Args:
-        files: tuples (path, SHA-256 of the content, names of families to measure). A file with another SHA-256 fails;
-            with an empty one it is not checked.
-        recipe: recipe by which every file is re-encoded first; empty: none.
+        files: tuples (path, SHA-256 of the content, names of families to measure). A file whose content has another
+            SHA-256 fails. An empty SHA-256 is not checked.
+        recipe: recipe (named way to re-encode) that is applied to every file first; empty: none.
         cache_dir: the cache for re-encoded files.
         workers: number of processes (fewer if memory is short); 0: one per core.
 
@@ -106,18 +112,20 @@ def measure_features(
 ) -> FeatureReport:
     """Measure every video, and write the table FEATURES, with one row per video in the order of ``index``.
 
+    Only families without a cached value for the video are measured.
+
     Args:
         index: an INDEX table.
         corpus_root: the folder that its ``path`` column is relative to.
         families: names separated by commas, or ``all``.
         cache_dir: where values are cached.
         table: the table to write, with nulls for a video that failed. None: no table.
-        recipe: recipe by which every video is re-encoded first; empty: none.
+        recipe: recipe (named way to re-encode) that is applied to every video first; empty: none.
         progress: called with (videos done, videos in all).
         workers: number of processes (fewer if memory is short); 0: one per core. Values do not depend on it.
 
     Raises:
-        OSError: the cache or the table cannot be written. A video that fails is reported instead.
+        OSError: the cache or the table cannot be written. (A video that fails is only listed in the result.)
         UsageError: a family is unknown or cannot be imported.
     """
     chosen = families_named(families)
@@ -157,7 +165,7 @@ def measure_features(
 
 
 def _row(families: Sequence[FeatureFamily], measured: Measured) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return the values of all C columns of ``families``, float32 (C,); NaN where ``measured`` has none."""
+    """Return a video's values for the C columns of ``families``, float32 (C,); NaN where ``measured`` has none."""
     parts = [
         np.array(measured[each.name][1], np.float64) if each.name in measured else np.full(len(each.columns()), np.nan)
         for each in families

@@ -14,11 +14,11 @@ _FLOOR = 0.05  # grey levels, added before the logarithm, so that tiny differenc
 
 
 def measure(run: Run) -> dict[str, Values]:
-    """Return the values of every feature for a run of L frames, by name.
+    """Return a mapping from the features of ``repeats`` to their values for a run of L frames.
 
-    ``equal``, ``equal_tiles`` and ``difference`` have one value per pair of neighbouring frames, (L - 1,). ``dip`` and
-    ``jump`` have one value, (1,), or none for fewer than 3 frames. Without tiles all but ``equal`` are
-    empty.
+    ``equal``, ``equal_tiles`` and ``difference`` have one value per pair of neighbouring frames, shape (L - 1,).
+    ``dip`` and ``jump`` have one value, shape (1,), or none for fewer than 3 frames. If the run has no tiles, all
+    features except ``equal`` are empty arrays.
     """
     num_pairs, num_tiles = len(run.luma) - 1, run.luma.shape[1]
     tiles = np.abs(run.luma[1:] - run.luma[:-1]).mean((2, 3))  # (L - 1, N)

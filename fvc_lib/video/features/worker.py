@@ -1,4 +1,4 @@
-"""Measure one untrusted video in a worker process.
+"""Measure the forensic features of one untrusted video in a worker process.
 
 Every worker process imports this module, so it imports neither polars nor torch.
 """
@@ -23,11 +23,15 @@ _PACKAGES = ("numpy", "scipy", "pywavelets")  # packages on which values depend
 
 
 class FamilyError(Exception):
-    """The function of a family failed; the message names the family."""
+    """The function of a feature family raised an error or returned wrong features; the message names the family."""
 
 
 def measured(sample: Sample, family: FeatureFamily) -> dict[str, float]:
-    """Return one video's value for every column of a family, by name; NaN where it cannot be measured.
+    """Return a mapping from the columns of a feature family to a video's values; NaN where one cannot be measured.
+
+    Args:
+        sample: decoded parts of the video.
+        family: features that one function measures together.
 
     Raises:
         FamilyError: the family's function fails, or returns other features than the family declares.
@@ -45,7 +49,9 @@ def measured(sample: Sample, family: FeatureFamily) -> dict[str, float]:
 
 
 def measure_video(path: AnyPath, families: Sequence[FeatureFamily]) -> dict[str, dict[str, float]]:
-    """Return a mapping for every family, by its name: from its columns to the values of the video at ``path``.
+    """Measure the video at ``path``, and return its values as ``{family name: {column: value}}``.
+
+    A value is NaN where it cannot be measured.
 
     Raises:
         VideoError: the file is unreadable, has no video, is truncated, corrupt or refused.
@@ -59,14 +65,17 @@ def measure_item(item: dict[str, Any]) -> dict[str, Any]:
     """Measure one video, in a worker process.
 
     Args:
-        item: ``source``, path of the video; ``families``, names of the families; ``content_sha256``, SHA-256 of the
-            indexed video (empty: it is not checked); and ``encoded``, two texts with which videos are first re-encoded,
-            the recipe and the cache folder (empty: videos are not re-encoded).
+        item: a mapping with
+
+            * ``source``: path of the video.
+            * ``families``: names of the families to measure.
+            * ``content_sha256``: SHA-256 of the indexed video; empty: it is not checked.
+            * ``encoded``: a list of the recipe by which the video is re-encoded first, and the cache folder for the
+              result; empty: the video is not re-encoded.
 
     Returns:
-        A mapping with ``measured``: for every family, a list of the hash of its code, and its values in the order of
-        its columns, with None where a value cannot be measured. On failure, a mapping with ``video_error``, the
-        reason.
+        On success, ``{"measured": {family: [hash, values]}}``. The hash is ``code_of`` the family; the values are in
+        the order of its columns, None where a value cannot be measured. On failure, ``{"video_error": reason}``.
     """
     families = [FEATURES.get(name) for name in item["families"]]
     try:
@@ -88,7 +97,10 @@ def measure_item(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def code_of(family: FeatureFamily) -> str:
-    """Return a hexadecimal SHA-256 of a family's code, columns and packages; cached values are valid only for it."""
+    """Return a hexadecimal SHA-256 of a family's code, columns and packages.
+
+    Cached values with another hash are measured again.
+    """
     module = family.measure.__module__
     if f"{module}.".startswith(f"{_HERE}."):
         code = code_hash(module, _HERE)
@@ -98,7 +110,7 @@ def code_of(family: FeatureFamily) -> str:
 
 
 def code_of_samples() -> str:
-    """Return a hexadecimal SHA-256 of the code that decodes and cuts samples, and of PyAV's version."""
+    """Return a hexadecimal SHA-256 of PyAV's version and the code that decodes videos and cuts samples from them."""
     return sha256_of_json([code_hash(f"{_HERE}.family", "fvc_lib.video"), _versions(("av",))])
 
 
