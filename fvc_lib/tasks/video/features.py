@@ -44,7 +44,10 @@ Clip = tuple[str, int, int]  # video id, augmentation index, and the number of t
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """Clips (``data.ClipSource``) together with a frozen trunk's features of them."""
+    """The clips of a run (``data.ClipSource``), together with the features that a frozen trunk computed of them.
+
+    A video has an original (augmentation index 0) and augmented copies. Each of them has one or more clips.
+    """
 
     clips: Any  # the clip source
     folder: Path  # the folder of the stored features
@@ -63,7 +66,7 @@ class FeatureSource:
         return shape
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
-        """Return whether the clips of this copy of the video exist."""
+        """Return whether the clips of this copy of the video exist; augmentation index 0 is the original."""
         return bool(self.clips.has(video_id, augmentation_index))
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
@@ -71,7 +74,7 @@ class FeatureSource:
         self.clips.load(video_id, augmentation_index, frames, first)
 
     def path(self, clip: Clip) -> Path:
-        """Return the file of a clip's features."""
+        """Return the path of the file with a clip's features; the file need not exist."""
         video_id, copy, number = clip
         check_clip_name(video_id, copy)
         return self.folder / video_id[:2] / f"{video_id}_{copy}{f'-{number}' if number else ''}.npy"
@@ -111,13 +114,17 @@ def with_features(
     same to the bit in any batch and process, unless memory ran out on a GPU.
 
     Args:
-        source: the clips.
-        made: video id and augmentation index of all clips.
+        source: the clips (``data.ClipSource``).
+        made: pairs of video id and augmentation index, which name all clips.
         config: names the network.
         device: the device that computes the features.
-        begin: the fraction of the list of clips to begin at, in [0, 1).
-        stop: returns True to stop.
+        begin: the fraction of the list of clips to begin at, in [0, 1). Folds that run at the same time use different
+            fractions, so that they share the work.
+        stop: called before each batch; returns True to stop.
         progress: called with (done, total) clips.
+
+    Returns:
+        A ``FeatureSource``, or ``source``.
 
     Raises:
         StoppedError: ``stop`` returned True.
@@ -169,8 +176,8 @@ def with_features(
 def frozen_trunk(network: nn.Module, config: RunConfig) -> Trunk | None:
     """Return the trunk of ``network`` if its features can be computed once; None if it must see clips in every epoch.
 
-    Only a trunk with pretrained weights that are not trained qualifies: random weights differ between trainings. The
-    trunk of a user's file never qualifies.
+    The trunk is the network without its head. Only a trunk with pretrained weights that are not trained qualifies:
+    random weights differ between trainings. The trunk of a user's file never qualifies.
 
     Raises:
         UsageError: mixup or cutmix is set, or a setting that applies to trained stages below the head alone.

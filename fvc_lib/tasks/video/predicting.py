@@ -102,7 +102,13 @@ class Finding:
 
 
 class FoldRecord(Strict):
-    """How the logits of one network become scores and decisions."""
+    """The numbers that turn a network's output into a calibrated probability of fake.
+
+    Attributes:
+        prior_logit: number that is added to the output.
+        temperature: divisor of that sum.
+        base_rate: share of fakes among the videos on which the scores were calibrated; None: not known.
+    """
 
     prior_logit: _Number
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -110,7 +116,14 @@ class FoldRecord(Strict):
 
 
 class Section(Strict):
-    """The section of ``bundle.json`` for a video detector; an ensemble has no folds."""
+    """The section of ``bundle.json`` for a video detector.
+
+    Attributes:
+        ranges: codecs, and ranges of size, length and rate, of the run's videos.
+        folds: one record per fold, in the order of the folds; empty for an ensemble, or with ``final``.
+        final: the record of the network of all groups, which then judges alone; None: there is none.
+        ensemble: how members are combined; None for a single run.
+    """
 
     ranges: TrainingRanges
     folds: list[FoldRecord] = Field(default_factory=list)
@@ -119,14 +132,15 @@ class Section(Strict):
 
 
 class VideoDetector(Predictor):
-    """The video detector of a run, an ensemble or a bundle.
+    """The video detector of a run, an ensemble or a bundle (an exported folder that needs no run).
 
     Args:
         networks: the networks that judge; for an ensemble those of the member with the largest weight.
         known: the run's videos, with their out-of-fold scores.
         ranges: codecs, and ranges of size, length and rate, of the run's videos.
         standing: how the model compares with its controls (predictors that see no pixel, or learn other labels).
-        distance: returns the features of the run's videos, to compare new files with; None if they are not available.
+        distance: function that returns the features of the run's videos, to compare new files with; it returns None if
+            they are not available.
         cautions: sentences on decoding that may differ from the run's.
         ensemble: the record of how members are combined; None for a single run.
         members: the detectors of the ensemble's members, in the order of its record.
@@ -158,6 +172,12 @@ class VideoDetector(Predictor):
     @classmethod
     def of_run(cls, paths: RunPaths, standing: Standing = NOT_STATED, *, final: bool = False) -> Self:
         """Return the detector of a finished run or an ensemble.
+
+        Args:
+            paths: paths of the run or ensemble.
+            standing: how the model compares with its controls.
+            final: whether to judge with the network that was trained on all groups, instead of the networks of the
+                folds.
 
         Raises:
             DataError: a member of an ensemble is missing or was trained again.
@@ -216,6 +236,12 @@ class VideoDetector(Predictor):
     ) -> Self:
         """Return the detector of an ensemble.
 
+        Args:
+            record: the record of the ensemble.
+            members: the detectors of its members, in the order of the record.
+            known: the members' videos, with the ensemble's scores.
+            standing: how the ensemble compares with its controls.
+
         Raises:
             DataError: a member has other weights than the ensemble's record states.
         """
@@ -235,7 +261,7 @@ class VideoDetector(Predictor):
         return cls(lead.networks, known, lead.ranges, standing, lambda: lead.distance, tuple(cautions), record, members)
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """See ``Predictor``."""
+        """Write the files that ``of_bundle`` reads to ``folder``, and return the section of ``bundle.json``."""
         write_table(self.known.anonymous(), KNOWN_VIDEOS, folder / _KNOWN)
         if self.ensemble is not None:
             section = Section(ranges=self.ranges, ensemble=self._write_members(folder, self.ensemble))
@@ -250,7 +276,10 @@ class VideoDetector(Predictor):
         return Section(ranges=self.ranges, folds=list(records.values()), final=final).model_dump(mode="json")
 
     def _write_members(self, folder: Path, record: EnsembleRecord) -> EnsembleRecord:
-        """Write a bundle of every member; return ``record`` with paths in the bundle instead of this machine's."""
+        """Write a bundle of every member into ``folder``, and return a copy of ``record`` for the ensemble's bundle.
+
+        The copy has paths in the bundle instead of this machine's paths, and no names of detectors.
+        """
         members = []
         for number, (member, stated) in enumerate(zip(self.members, record.members, strict=True)):
             place = f"{MEMBERS}/{number}"
@@ -262,13 +291,13 @@ class VideoDetector(Predictor):
     # Facts
 
     def check(self) -> None:
-        """See ``Predictor``."""
+        """Load every network once, to raise errors before any file is decoded."""
         for networks in self._all_networks:
             networks.check()
 
     @property
     def decode_hash(self) -> str:
-        """See ``Predictor``."""
+        """The hex SHA-256 of the code and the libraries that decode videos."""
         return self.networks.store.decode_hash
 
     @cached_property
@@ -283,7 +312,7 @@ class VideoDetector(Predictor):
 
     @cached_property
     def identity(self) -> str:
-        """See ``Predictor``."""
+        """A text that changes whenever anything changes that affects an answer, such as weights or settings."""
         decides: list[Any] = [_VERSION, self.config.near_duplicate_bits, self.ranges.model_dump_json()]
         for networks in self._all_networks:
             folds = [networks.folds[fold] for fold in networks.judges]
@@ -296,7 +325,7 @@ class VideoDetector(Predictor):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Cautions on changed code of the networks that have been loaded so far."""
+        """Sentences on library code that changed since the training, for the networks that have been loaded so far."""
         return tuple(remark for networks in self._all_networks for remark in networks.remarks)
 
     @property
@@ -306,19 +335,24 @@ class VideoDetector(Predictor):
 
     @cached_property
     def distance(self) -> FeatureDistance | None:
-        """The features of the run's videos, None if not available; for a run they are computed at the first access."""
+        """The features of the run's videos; None if not available. For a run they are computed at the first access."""
         return self._distance()
 
     @cached_property
     def place_of(self) -> dict[str, int]:
-        """The row number in ``known.rows`` by SHA-256 of the content; among equal contents a row with a score wins."""
+        """The row numbers in ``known.rows``, by SHA-256 of the video's content.
+
+        If several rows have the same content, a row with a score is used.
+        """
         rows = self.known.rows.with_row_index("place").sort(pl.col("score").is_not_null(), maintain_order=True)
         return dict(rows.select("content_sha256", "place").iter_rows())
 
     # Findings
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
-        """See ``Predictor``. If a member of an ensemble cannot judge a file, the ensemble gives the member's finding.
+        """Yield one finding per file, in any order; a bad file gives a finding with a failure.
+
+        If a member of an ensemble cannot judge a file, the ensemble yields that member's finding.
 
         Args:
             files: absolute paths without repeats.
@@ -337,7 +371,12 @@ class VideoDetector(Predictor):
             yield self._combined(self.ensemble, [by_path[path] for by_path in found])
 
     def _combined(self, record: EnsembleRecord, found: Sequence[Finding]) -> Finding:
-        """Return the ensemble's finding on a file, from the findings of its members."""
+        """Return the ensemble's finding on a file.
+
+        Args:
+            record: the record of the ensemble.
+            found: the findings of the members on this file, in the order of the record.
+        """
         lead = found[record.lead]
         if lead.sha256 in self.place_of:
             return self._of_known(lead.path, lead.sha256)
@@ -352,7 +391,10 @@ class VideoDetector(Predictor):
         return replace(lead, logits=tuple(logits))
 
     def _looked_at(self, files: Sequence[Path], workers: int, picture: Picture) -> Generator[Finding]:
-        """Yield the findings of ``networks`` on the files; the arguments are those of ``findings``."""
+        """Yield the findings of this detector's own networks; members of an ensemble are not used.
+
+        Arguments are those of ``findings``.
+        """
         networks, waiting = self.networks, dict[int, ProbeResult]()
         with scratch_folder(networks.config) as folder:
             clips = [folder / f"{number}.npy" for number in range(len(files))]
@@ -370,10 +412,10 @@ class VideoDetector(Predictor):
             yield from self._scored(files, clips, waiting, picture)
 
     def _unscored(self, probed: ProbeResult, failure: str) -> Finding | None:
-        """Return the finding on a file that no network must judge, else None.
+        """Return the finding on a file that no network has to judge; None if networks must judge it.
 
-        Such a file cannot be read, is a video of the run or nearly a copy of one, or has no clip. ``failure`` says why
-        the file has no clip; it is empty if there is a clip.
+        No network has to judge a file that cannot be read, is a video of the run or nearly a copy of one, or has no
+        clip. ``failure`` says why the file has no clip; it is empty if there is a clip.
         """
         path, content = probed.path, probed.content_sha256
         if probed.probe is None:
@@ -389,7 +431,10 @@ class VideoDetector(Predictor):
         return Finding(path, content, failure=failure) if failure else None
 
     def _of_known(self, path: str, content: str) -> Finding:
-        """Return the finding on a video of the run: its stored score, if there is one."""
+        """Return the finding on a video of the run: its stored log odds, or a sentence that no score is stored.
+
+        ``content`` is the SHA-256 of the file's content.
+        """
         video = self.known.rows.row(self.place_of[content], named=True)
         if video["score"] is not None:
             return Finding(path, content, is_known=True, logits=(video["logit"] / video["temperature"],))
@@ -399,7 +444,14 @@ class VideoDetector(Predictor):
     def _scored(
         self, files: Sequence[Path], clips: Sequence[Path], waiting: Mapping[int, ProbeResult], picture: Picture
     ) -> Iterator[Finding]:
-        """Yield the findings on the ``waiting`` files, whose keys are indices into ``files`` and ``clips``."""
+        """Judge the files that have been decoded, and yield their findings.
+
+        Args:
+            files: all files of the call.
+            clips: the clip files, in the order of ``files``.
+            waiting: the probes of the files to judge, by their index in ``files``.
+            picture: called with the path and the clips of each file.
+        """
         folds, reasons, distance = self.networks.judges, dict[int, tuple[str, ...]](), self.distance
 
         def look(place: int, frames: Pixels) -> None:
@@ -437,9 +489,10 @@ class VideoDetector(Predictor):
         yield from self.ranges.reasons(asdict(probed.probe))
 
     def row(self, path: Path, found: Finding) -> Prediction:
-        """See ``Predictor``. ``score`` is the mean over networks, ``low`` and ``high`` the lowest and highest score.
+        """Return the prediction that the finding ``found`` gives for ``path``.
 
-        A video of the run has the part ``test``: its score is by the network that had not seen it.
+        ``score`` is the mean over networks, ``low`` and ``high`` are the lowest and the highest score. A video of the
+        run has the part ``test``: its score is by the network that had not seen it.
         """
         if not found.logits:
             return Prediction(path, failure=found.failure or " ".join(found.no_prediction))
@@ -536,11 +589,11 @@ def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
 
 
 def held_back(paths: RunPaths, folds: Collection[int]) -> float:
-    """Return the number, at least 1, by which the log odds of the network of all groups are divided.
+    """Return the divisor, at least 1, of the log odds of the network of all groups.
 
-    Its temperature was fitted on the few videos that also chose its epoch, so its log odds may be too large. The result
-    is a ratio of two medians over these videos: the median absolute log odds by this network, divided by the median
-    absolute out-of-fold log odds.
+    The network's temperature was fitted on the few videos that also chose its epoch, so its log odds may be too large.
+    On these videos, the divisor is the median absolute log odds by this network, divided by the median absolute
+    out-of-fold log odds.
 
     Raises:
         UsageError: none of these videos has an out-of-fold score.
@@ -566,14 +619,14 @@ def stored_predictions(paths: RunPaths, folds: Iterable[int]) -> pl.DataFrame:
 def known_videos(
     paths: RunPaths, folds: Iterable[int], base_rates: Sequence[float | None] = (), *, final_temperature: float = 0.0
 ) -> KnownVideos:
-    """Return the videos of a run or ensemble, with their scores.
+    """Return the videos of a run or ensemble, with their out-of-fold scores.
 
     Args:
         paths: the run or ensemble.
         folds: numbers of the folds whose predictions are read.
-        base_rates: the attribute of ``KnownVideos``.
-        final_temperature: temperature of the network of all groups. If above 0, its stored logits are divided by this
-            temperature and added as ``final_logit``.
+        base_rates: the share of fakes on which the scores of each judging network were calibrated; None: not known.
+        final_temperature: temperature of the network of all groups. If above 0, this network's stored logits are
+            divided by it and added as the column ``final_logit``.
     """
     scores = stored_predictions(paths, folds).select("video_id", "fold", "score", "logit", "temperature")
     by_final = pl.DataFrame(schema={"video_id": pl.String, "final_logit": pl.Float64})
@@ -592,12 +645,18 @@ def index_of_files(run: RunPaths) -> pl.DataFrame:
 
 
 def known_sentence(video: Mapping[str, Any]) -> str:
-    """Return the beginning of a sentence that names the video of the run and its label."""
+    """Return the beginning of a sentence that names a video of the run and its label.
+
+    ``video`` is a row of ``KnownVideos.rows``.
+    """
     return f"This is a video of the run, {video['video_id']}, labelled {video['label']}"
 
 
 def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:
-    """Return a caution if the run's videos may have been decoded by other code or libraries, else an empty tuple."""
+    """Return one caution if other code or libraries may have decoded the run's videos; else an empty tuple.
+
+    Scores of new files then may not compare with the stored scores.
+    """
     if not networks.sees_frames:  # no clips; a fitted model names the code that measured its features
         return ()
     paths = read_table(run.augmented_metadata, AUGMENTED)["clip_path"] if run.augmented_metadata.is_file() else ()

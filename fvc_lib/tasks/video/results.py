@@ -82,14 +82,20 @@ Row = tuple[object, ...]
 
 
 def families_of(config: RunConfig) -> dict[str, str]:
-    """Return the names of the feature columns of the families in ``config``, with the family's name as value."""
+    """Return a dict from feature column to the name of its family, for the feature families in ``config``."""
     return {column: family.name for family in families_named(config.feature_families) for column in family.columns()}
 
 
 def forensic_features(path: Path, config: RunConfig) -> pl.DataFrame:
-    """Return the forensic features in the file ``path`` (FEATURES), only of videos with at least one known feature.
+    """Read the forensic features of a run (FEATURES), for the videos with at least one known feature.
 
-    Columns are ``video_id group_id`` and the float64 features, null where missing; rows are sorted by ``video_id``.
+    Args:
+        path: the file of the table.
+        config: names the families of features to return.
+
+    Returns:
+        A table with the columns ``video_id group_id`` and the float64 features, null where missing, sorted by
+            ``video_id``.
 
     Raises:
         DataError: there is no table, or it lacks a family that ``config`` names.
@@ -104,9 +110,10 @@ def forensic_features(path: Path, config: RunConfig) -> pl.DataFrame:
 
 
 def made_samples(clips: Path, features: Path, config: RunConfig) -> pl.DataFrame:
-    """Return the table of a run's samples: AUGMENTED, or the videos for a model on forensic features.
+    """Return the samples of a run: one row per clip, or one row per video for a model on forensic features.
 
-    The table of videos has the columns ``video_id group_id augmentation_index``; the index is always 0.
+    The rows of clips are AUGMENTED. The rows of videos have the columns ``video_id group_id augmentation_index``; the
+    index is always 0.
 
     Args:
         clips: the run's file of AUGMENTED.
@@ -124,9 +131,13 @@ def clip_reader(config: RunConfig) -> Callable[[str, int], Pixels] | None:
 
 
 def undecoded(folds: pl.DataFrame, clips: pl.DataFrame, protocol: pl.DataFrame | None = None) -> list[str]:
-    """Return the sorted ids of the videos without a row in ``clips`` (``made_samples``), such as undecodable ones.
+    """Return the sorted ids of the videos without a sample, such as videos that could not be decoded.
 
-    The videos are those of ``folds``; with ``protocol`` (PROTOCOL) those that it does not leave out.
+    Args:
+        folds: the videos that should have a sample (FOLDS).
+        clips: the samples (``made_samples``).
+        protocol: the part of every video (PROTOCOL). If given, its videos are meant instead, except those that it
+            leaves out.
     """
     used = folds if protocol is None else protocol.filter(pl.col("part") != LEFT_OUT)
     return used.join(clips, on="video_id", how="anti")["video_id"].unique().sort().to_list()
@@ -231,13 +242,25 @@ def _trained_floor_rows(
 def _row(
     source: str, scope: str, metric: str, interval: Interval, mean: float | None = None, std: float | None = None
 ) -> Row:
-    """Return a row of RESULTS; ``mean`` and ``std`` are mean and standard deviation over the folds."""
+    """Return a row of RESULTS.
+
+    Args:
+        source: the model or a control.
+        scope: ``all``, ``all_by_group`` or ``target:NAME``.
+        metric: name of the metric.
+        interval: its value over all folds, with the interval.
+        mean: mean of the folds' values; None: not defined.
+        std: sample standard deviation of the folds' values; None: not defined.
+    """
     value, low, high, *sizes = interval.row()
     return (source, scope, metric, value, low, high, mean, std, *sizes)
 
 
 def with_targets(scored: pl.DataFrame, protocol: pl.DataFrame | None) -> pl.DataFrame:
-    """Return ``scored`` with a column ``target``: the target that a video tests; unchanged if no target is tested."""
+    """Return ``scored`` with a column ``target``, or unchanged if the protocol tests no targets.
+
+    A target is what a test video stands for, such as a held-out corpus or generator.
+    """
     if protocol is None or protocol["target"].drop_nulls().is_empty():
         return scored
     of_video = protocol.filter(part="test").select("video_id", "target")
@@ -276,7 +299,7 @@ def check_predictions(
 
 
 def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
-    """Return ``(metric, values)``: the metric ``name`` over the folds of ``scored``, and its input float64 (N,).
+    """Return ``(metric, values)``: the metric ``name`` over all folds, and the values to call it with, float64 (N,).
 
     Args:
         name: one of ``METRIC_NAMES`` or ``MODEL_ONLY_NAMES``.
@@ -394,19 +417,25 @@ _CONFUSION = ("label", "called_fake", "called_real", "called_fake_share", "low_s
 
 @partial(Metric, bounds=SHARE)
 def share_called_fake(labels: IntArray, decisions: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return the weighted share of rows that are called fake."""
+    """Return the weighted share of rows that are called fake, float64 (R,).
+
+    ``decisions`` are (N,), 1 for fake; ``weights`` are R sets of weights (R, N). ``labels`` have no effect.
+    """
     del labels
     return divide(weights @ decisions, weights.sum(axis=1))
 
 
 @partial(Metric, bounds=SHARE)
 def precision(labels: IntArray, decisions: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return the weighted share of fakes among rows that are called fake."""
+    """Return the weighted share of fakes among the rows that are called fake, float64 (R,).
+
+    ``labels`` and ``decisions`` are (N,), 1 for fake; ``weights`` are R sets of weights (R, N).
+    """
     return divide(weights @ (labels * decisions), weights @ decisions)
 
 
 def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
-    """Count the fakes and reals that are called fake at the folds' thresholds, with intervals over groups.
+    """Count the fakes and the reals that are called fake at the folds' thresholds, with intervals over groups.
 
     Args:
         predictions: PREDICTIONS schema, all folds together.
@@ -414,9 +443,9 @@ def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFram
 
     Returns:
         Three rows ``fake``, ``real`` and ``precision`` with the columns ``label called_fake called_real
-        called_fake_share low_share high_share num_groups``. In the row ``precision``, ``called_fake_share`` is the
-        share of fakes among the videos called fake. It depends on the share of fakes in the corpus. A class with fewer
-        than two groups has no interval.
+            called_fake_share low_share high_share num_groups``. In the row ``precision``, ``called_fake_share`` is the
+            share of fakes among the videos called fake. It depends on the share of fakes in the corpus. A class with
+            fewer than two groups has no interval.
     """
     decisions = decide(predictions["score"].to_numpy(), predictions["threshold"].to_numpy())
     decided = predictions.with_columns(called=pl.Series(decisions))
@@ -433,7 +462,12 @@ def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFram
 
 
 def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedSelection | None]) -> str:
-    """Return a text on the goal that the thresholds were chosen for, and on whether there are enough reals for it."""
+    """Return a text on the goal that the thresholds were chosen for, and on whether there are enough reals for it.
+
+    Args:
+        predictions: PREDICTIONS schema, all folds together.
+        selections: the record of every fold's choices; None: missing. Without any record the text says so.
+    """
     chosen = [record.selection for record in selections if record is not None]
     if not chosen:
         return "What the thresholds were chosen for is not recorded."

@@ -34,15 +34,18 @@ _SCORED = {"video_id": pl.String, "score": pl.Float64, "logit": pl.Float64, "fai
 
 
 def level_facts() -> pl.DataFrame:
-    """Return a table of all levels, with columns ``level kind strength``."""
+    """Return a table of all levels of disturbance, with columns ``level kind strength``.
+
+    ``level`` is the name of a recipe in ``video.reencode.RECIPES``, ``kind`` the kind of disturbance.
+    """
     rows = [(name, recipe.kind, recipe.level) for name, recipe in RECIPES.items()]
     return pl.DataFrame(rows, schema=["level", "kind", "strength"], orient="row")
 
 
 def levels_named(names: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names of the levels that ``names`` selects; an empty ``names`` selects all levels.
+    """Return the names of the levels of disturbance that ``names`` selects; an empty ``names`` selects all levels.
 
-    A name is that of a recipe, or of a kind of recipes.
+    An element of ``names`` is the name of a level, or of a kind of disturbance, which selects all its levels.
 
     Raises:
         UsageError: an unknown name, or PyAV lacks the encoder of a level.
@@ -77,12 +80,12 @@ def score_levels(
         predictions: PREDICTIONS of the run, all folds together.
         folder: folder of the files ``LEVEL.jsonl``, to which scores are appended.
         levels: names, as ``levels_named`` returns them.
-        workers: processes that decode and encode; 0: one per core.
-        progress: called with (videos done, videos) over all levels.
+        workers: number of processes that decode and encode; 0: one per core.
+        progress: called with (done, total), both numbers of videos summed over all levels.
 
     Returns:
         ``(table, difference)``: the table ROBUSTNESS of these levels and of levels that an earlier call scored
-        completely, and the largest absolute difference between an undisturbed score and the stored score.
+            completely, and the largest absolute difference between an undisturbed score and the stored score.
 
     Raises:
         DataError: undisturbed videos do not get their stored scores.
@@ -123,7 +126,18 @@ def _score_level(
     workers: int,
     tell: Callable[[int], None],
 ) -> None:
-    """Append the scores of a level to ``file``; earlier failures are tried again."""
+    """Score the videos of a level that have no stored score, and append the results to ``file``.
+
+    Videos that failed earlier are tried again.
+
+    Args:
+        file: the file of the level.
+        networks: the networks of all folds of the run.
+        videos: one row per test video, with at least the columns ``video_id path fold content_sha256``.
+        level: name of the level.
+        workers: number of processes that decode and encode; 0: one per core.
+        tell: called with the number of videos of this level that are done.
+    """
     known = _stored(file, networks, level).filter(pl.col("failure").is_null())
     todo = videos.join(known, on="video_id", how="anti").to_dicts()
     done = videos.height - len(todo)
@@ -150,9 +164,10 @@ def _identity(networks: Networks, level: str) -> str:
 
 
 def _stored(file: Path, networks: Networks, level: str) -> pl.DataFrame:
-    """Return the stored results of a level, ``video_id score logit failure``.
+    """Return the stored results of a level, one row per video, with columns ``video_id score logit failure``.
 
-    Damaged lines and lines of another identity are skipped; of several lines on a video the last is taken.
+    Damaged lines and lines of another identity (``_identity``) are skipped. If a video has several lines, the last one
+    counts.
     """
     identity, rows = _identity(networks, level), dict[str, Mapping[str, Any]]()
     for line in file.read_bytes().splitlines() if file.is_file() else ():

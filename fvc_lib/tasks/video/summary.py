@@ -1,4 +1,7 @@
-"""The summary of one finished training of an outer fold, and the tables of its predictions."""
+"""The summary of one finished training of an outer fold, and the tables of its predictions.
+
+A model on features is a classical classifier that sees measured features of a video instead of its frames.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,17 +55,17 @@ class TrainingSummary(TrainingRecord):
         return self.recorded.selection
 
     def schedule(self) -> str:
-        """Return the micro-batch schedule; ``all`` for a model on features."""
+        """Return the micro-batch sizes of the training as text; ``all`` for a model on features."""
         return "all" if self.candidates else super().schedule()
 
     def claim(self) -> str:
-        """Return a statement on how exactly a repeated training gives the same result."""
+        """Return a statement on whether a repeated training gives the same result to the bit."""
         if self.candidates:
             return "the same command gives the same bits again, with this scikit-learn and numpy on such a processor"
         return super().claim()
 
     def best_sentence(self) -> str:
-        """Return one line: the chosen epoch and its losses, or the chosen settings."""
+        """Return one line of text: the best epoch and its losses, or the chosen settings of a model on features."""
         if not self.history:
             return f"chosen of {len(self.candidates)} settings: {settings_text(self.selection.settings)}"
         best = self.history[self.selection.best_epoch - 1]
@@ -74,9 +77,13 @@ class TrainingSummary(TrainingRecord):
 
 @dataclass(frozen=True)
 class Scored:
-    """A finished training with its opened outer fold.
+    """A finished training with the scores of its test videos.
 
-    ``logits`` and the calibrated probabilities ``scores``, both (N,), are in the order of ``rows``.
+    Attributes:
+        summary: the training.
+        rows: the N test videos, sorted by video id.
+        logits: float64 (N,), with the prior logit added.
+        scores: float64 (N,), calibrated probabilities of fake.
     """
 
     summary: TrainingSummary
@@ -91,12 +98,12 @@ def score_outer_fold(
     logits_of: Callable[[Sequence[ClipRow]], FloatArray],
     log: Callable[[str, Mapping[str, float]], None],
 ) -> Scored:
-    """Open the outer fold with the recorded selection, and score its videos once.
+    """Read the test videos of the outer fold, which are sealed until the selection is recorded, and score them once.
 
     Args:
-        summary: the finished training.
+        summary: the finished training, with its recorded selection.
         clips: the fold.
-        logits_of: returns the model's logits (N,) of rows.
+        logits_of: returns the model's logits (N,) of N rows.
         log: called with the phase ``test`` and a mapping of metrics by name.
 
     Raises:
@@ -117,9 +124,11 @@ def score_outer_fold(
 
 
 def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
-    """Return the table PREDICTIONS of the outer fold, sorted by video id.
+    """Return the table PREDICTIONS of an outer fold, sorted by video id.
 
-    ``scored`` holds the model under the empty name, and its controls (trainings on other labels) by their names.
+    Args:
+        fold: number of the outer fold.
+        scored: the model under the empty name, and its controls (trainings on other labels) by their names.
     """
     model, shuffled, sources = scored[""], scored.get(SHUFFLED_LABELS), scored.get(REAL_SOURCES)
     chosen, rows = model.summary.selection, model.rows
@@ -148,9 +157,14 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
 def validation_table(
     fold: int | None, clips: FoldClips, logits: FloatArray, recorded: RecordedSelection
 ) -> pl.DataFrame:
-    """Return the table of the N inner validation videos, with the ``logits`` (N,) on which ``recorded`` was chosen.
+    """Return the table of the N inner validation videos with the logits on which the choices were made.
 
-    The table is VALIDATION_PREDICTIONS for an outer fold, and FINAL_VALIDATION for the network of all groups.
+    Args:
+        fold: number of the outer fold, for a table VALIDATION_PREDICTIONS. None: the network of all groups, for a table
+            FINAL_VALIDATION.
+        clips: the fold.
+        logits: float64 (N,).
+        recorded: the choices; only the temperature is written.
     """
     rows = clips.validation
     columns: dict[str, object] = {

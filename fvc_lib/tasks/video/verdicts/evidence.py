@@ -56,12 +56,13 @@ _FAR = 2  # a moved copy is moved by at least this many tiles, vertically or hor
 
 @dataclass(frozen=True)
 class WindowScores:
-    """The score over time.
+    """The score over time: one score per window (a short run of frames) and network.
 
     Attributes:
-        begins, ends: float64 (W,), seconds from the video's first frame, ascending.
-        scores: float64 (W, K), the calibrated probability of fake by each network.
-        middles: uint8 (W, 3, H, W), the middle frame of each window without black bars.
+        begins, ends: float64 (N,), begin and end of each of the N windows in seconds from the video's first frame,
+            ascending.
+        scores: float64 (N, K), the calibrated probability of fake by each of K networks.
+        middles: uint8 (N, 3, H, W), the middle frame of each window without black bars.
         seconds: length of the video.
         note: a sentence that says which share of the video's frames the windows show.
     """
@@ -78,12 +79,16 @@ class WindowScores:
 class OcclusionMap:
     """A map of the parts of one clip that raise the networks' logit of fake.
 
+    A tile is a rectangle of the picture over several frames. Its value is the drop of the logit after deleting it, that
+    is, after blurring it.
+
     Attributes:
         picture: uint8 (T, 3, H, W), the clip without black bars.
         values: float32 (T, H, W) in [0, 1], constant within a tile; 0 where deleting a tile does not lower the logit.
             None if no map was made.
         top: the largest drop of the logit by the deletion of one tile; a value of 1 means this drop.
-        p_value: one-sided p-value of the deletion check; None if no map was made.
+        p_value: one-sided p-value of the deletion check, which tests whether the marked tiles matter more than others.
+            None if no map was made.
         why_hidden: why the map must not be shown; empty if it passed the check.
     """
 
@@ -118,18 +123,18 @@ class FileEvidence:
 def file_evidence(
     networks: Networks, known: KnownVideos, row: Mapping[str, Any], *, map_minutes: float = 0.0, tell: Tell = silent
 ) -> FileEvidence:
-    """Gather the evidence on one file.
+    """Gather the evidence on one file: its provenance, its score over time and maybe an occlusion map.
 
     Args:
         networks: the networks that judged the file.
         known: the run's videos; a file among them is judged by the fold network that had not seen it.
         row: the file's row of VERDICTS, with a score.
         map_minutes: time limit for the occlusion map in minutes; 0: no map.
-        tell: called with the name of the current step, and how much of it is done.
+        tell: called with the name of the current step, the number of units done and their total.
 
     Raises:
-        MemoryError: memory is full. An ``FvcError``, ``OSError``, ``ValueError`` or ``RuntimeError`` is not raised;
-            its text becomes ``failure``.
+        MemoryError: memory is full. An ``FvcError``, ``OSError``, ``ValueError`` or ``RuntimeError`` is not raised; its
+            text becomes ``failure``.
     """
     path = path_from_text(row["path"])
     found = FileEvidence(provenance_of(path))
@@ -161,8 +166,13 @@ def file_evidence(
 def decoded(networks: Networks, path: Path, content_sha256: str) -> Iterator[tuple[Windows, Pixels]]:
     """Decode a whole video in a worker process, with the settings of the run's clips.
 
-    Yields ``(windows, frames)``: the positions of clips and windows in the video, and the frames that they show, uint8
-    (F, 3, S, S). The frames are a memory-mapped file, which is deleted at the end.
+    Yields ``(windows, frames)``: which frames each clip and window consists of, and the frames themselves, uint8 (F, 3,
+    S, S). The frames are a memory-mapped file, which is deleted at the end.
+
+    Args:
+        networks: the networks of a run or bundle, for their settings.
+        path: the video.
+        content_sha256: SHA-256 that the file's content must have.
 
     Raises:
         DataError: the video cannot be decoded within the limits, or its content is not ``content_sha256``.
@@ -193,14 +203,14 @@ def _picture(found: Windows) -> tuple[Any, slice, slice]:
 def score_windows(
     networks: Networks, folds: Sequence[int], found: Windows, frames: Pixels, tell: Tell = silent
 ) -> WindowScores:
-    """Judge every window by the networks of ``folds``, one batch of the run's size at a time.
+    """Score every window (a short run of frames) by the networks of ``folds``, in batches of the run's size.
 
     Args:
         networks: the networks of the run or bundle.
         folds: numbers of the K folds whose networks judge.
         found: the windows, as ``decoded`` yields them.
         frames: the frames of the windows, uint8 (F, 3, S, S).
-        tell: called with the number of windows done and their total.
+        tell: called with the name of the step, the number of windows done and their total.
     """
     stored, size = found.stored[found.num_clips :], networks.batch_size
     logits = np.empty((len(stored), len(folds)))
@@ -240,18 +250,20 @@ def occlusion_map(
     max_minutes: float = np.inf,
     tell: Tell = silent,
 ) -> OcclusionMap:
-    """Return the occlusion map of the clip with the highest mean logit over networks; deterministic.
+    """Return the occlusion map of the clip with the highest mean logit over networks.
+
+    The map shows how much each tile of the clip raises that logit. It is the same in every call.
 
     Args:
         networks: the networks of a run or bundle.
         folds: numbers of the folds; the map explains the mean logit of their networks.
         clips: uint8 (N, T, 3, S, S), as the networks see them.
         picture: index that cuts the black bars off frames (..., S, S).
-        max_minutes: time limit; no map is made if a timed batch shows that it would take longer.
-        tell: called with the number of forward passes done and their total.
+        max_minutes: time limit in minutes; no map is made if a timed batch shows that it would take longer.
+        tell: called with the name of the step, the number of clips judged and their total.
 
     Raises:
-        FvcError: as ``Networks.logits``.
+        FvcError: as ``Networks.network``.
     """
     whole = np.mean([networks.raw_logits(networks.network(fold), clips) for fold in folds], axis=0)
     clip, size, done = clips[int(whole.argmax())], networks.batch_size, 0
@@ -302,9 +314,13 @@ def occlusion_map(
 
 
 def _tiles(picture: Pixels) -> tuple[npt.NDArray[np.intp], tuple[int, ...]]:
-    """Return the tile number of each pixel, int (T, H, W), and how many tiles lie along time, height and width.
+    """Divide a clip into tiles; return ``(tile_of_pixel, shape)``.
 
-    ``picture`` is uint8 (T, 3, H, W). A side with fewer pixels than tiles has a tile for each pixel.
+    ``tile_of_pixel`` is the number of each pixel's tile, int (T, H, W). ``shape`` is the number of tiles along time,
+    height and width. An axis with fewer pixels than tiles has a tile for each pixel.
+
+    Args:
+        picture: the clip, uint8 (T, 3, H, W).
     """
     sides = len(picture), *picture.shape[2:]
     shape = tuple(min(wanted, side) for wanted, side in zip((BLOCKS, TILES, TILES), sides, strict=True))
@@ -313,7 +329,7 @@ def _tiles(picture: Pixels) -> tuple[npt.NDArray[np.intp], tuple[int, ...]]:
 
 
 def _blurred(picture: Pixels, side: int) -> Pixels:
-    """Return the frames, uint8 (T, 3, H, W), blurred to fill deleted tiles.
+    """Return the blurred frames, uint8 (T, 3, H, W), which replace the pixels of deleted tiles.
 
     Each pixel becomes the mean of a square of pixels around it, whose side is the odd number at or above ``side``.
     """
@@ -327,12 +343,12 @@ def _deletion_check(mean_logits: Callable[[Masks], Floats], drops: Floats) -> fl
     """Return the p-value of a map, by a rank test against moved copies of the map.
 
     Tiles are deleted in descending order of their values. The statistic is the area under the curve of the logit over
-    the deleted share of tiles; a small area is good. The p-value is the share of all maps, the original included, whose
-    area is at most that of the original.
+    the deleted share of tiles. A small area means that the first deleted tiles matter most. The p-value is the share of
+    all maps, the original included, whose area is at most that of the original.
 
     Args:
         mean_logits: function that returns the logits (M,) after deleting the True tiles of M masks.
-        drops: the map, float (blocks, rows, columns) of tiles.
+        drops: the map, float (blocks, rows, columns): the drop of the logit by each tile.
     """
     counts = sorted({round(share * drops.size) for share in _SHARES})
     maps = [drops, *_elsewhere(drops)]

@@ -58,17 +58,17 @@ _ANSWERS = (*_DECISIONS, _UNSCORED, _UNREAD)
 
 
 def files_of(named: Sequence[str], kind: Kind = "video") -> list[Path]:
-    """Return the absolute paths of the files that ``named`` stands for, in its order and without duplicates.
+    """Return the absolute paths of the files that ``named`` selects, in its order and without duplicates.
 
-    An entry of ``named`` is one of these:
+    An entry of ``named`` selects files as follows:
 
     - a folder: all files below it with a suffix of ``kind``;
     - a table (CSV, TSV, Parquet): the files in its column ``path``, relative to the table's folder;
-    - ``-``: the lines of standard input, or names that NUL bytes separate;
+    - ``-``: the files that standard input lists, one per line or separated by NUL bytes;
     - anything else: a file, whether it exists or not.
 
     Raises:
-        UsageError: no file is named, a folder has no file of ``kind``, or a table has no column ``path``.
+        UsageError: no file is selected, a folder has no file of ``kind``, or a table has no column ``path``.
     """
     files: dict[Path, None] = {}
     for text in named:
@@ -116,14 +116,17 @@ class Verdicts:
     files: tuple[Path, Path]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows of VERDICTS of all files; they are read from the JSON lines one at a time."""
+        """Yield the rows of VERDICTS of all files, one at a time, in the order of the files.
+
+        Each row is a dict by column name; ``reasons`` is one text with a line per reason.
+        """
         with self.files[1].open(encoding="utf-8") as lines:
             for line in lines:
                 row: dict[str, Any] = json.loads(line)
                 yield row | {"reasons": "\n".join(row["reasons"])}
 
     def answer(self) -> str:
-        """Return the number of videos by verdict as one sentence."""
+        """Return one sentence with the numbers of videos, such as ``3 videos: 1 fake, 2 real, 0 undecided.``"""
         number = sum(self.counts.values())
         parts = [f"{self.counts[word]:,} {word}" for word in _ANSWERS if self.counts[word] or word in _DECISIONS]
         return f"{number:,} video{'s' * (number != 1)}: {', '.join(parts)}."
@@ -187,7 +190,13 @@ def _limits(detector: VideoDetector, rule: Rule) -> Iterator[str]:
 
 
 def _table(detector: VideoDetector, findings: Sequence[Finding], rule: Rule) -> pl.DataFrame:
-    """Return the table VERDICTS, one row per finding, in the order of ``findings``."""
+    """Return the table VERDICTS, one row per finding, in the order of ``findings``.
+
+    Args:
+        detector: the detector that gave the findings.
+        findings: the scores of each file, or why it has none.
+        rule: the conditions under which a video is called fake or real.
+    """
     known, rows = detector.known, list[dict[str, Any]]()
     answers_to_own = dict(zip(known.tested["content_sha256"], known.answers_to(known.left_out, rule), strict=True))
     new = [found.logits for found in findings if found.logits and not found.is_known]
@@ -215,11 +224,13 @@ def _table(detector: VideoDetector, findings: Sequence[Finding], rule: Rule) -> 
 def judged(
     logits: Sequence[float], answer: str, known: KnownVideos, rule: Rule, unfamiliar: Sequence[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return ``(columns, reasons)``: the score and verdict columns of VERDICTS for a new video, and the reasons.
+    """Return ``(columns, reasons)`` for a new video: its score and verdict, and sentences on the verdict.
+
+    ``columns`` are columns of VERDICTS by name.
 
     Args:
         logits: K calibrated log odds of fake by K networks.
-        answer: the answer at the rule's error rates (``KnownVideos.answers_to``).
+        answer: ``fake``, ``real`` or ``undecided`` at the rule's error rates (``KnownVideos.answers_to``).
         known: the run's videos.
         rule: the conditions of a verdict.
         unfamiliar: sentences on how the video differs from the run's videos; a single sentence makes it undecided.
@@ -235,7 +246,13 @@ def judged(
 
 
 def _concluded(answer: str, rule: Rule, unfamiliar: Sequence[str] = ()) -> tuple[str, list[str]]:
-    """Return the verdict and its reasons; the verdict is undecided if ``unfamiliar`` has a sentence."""
+    """Return ``(verdict, reasons)``: ``fake``, ``real`` or ``undecided``, and a list of sentences.
+
+    Args:
+        answer: the answer at the rule's error rates.
+        rule: the conditions of a verdict; if it withholds verdicts, the verdict is undecided.
+        unfamiliar: sentences on how the video differs from the run's videos; a single sentence makes it undecided.
+    """
     against = [WITHHELD, *unfamiliar] if rule.withheld else list(unfamiliar)
     if answer == UNDECIDED:
         against.append("Among the run's videos such scores are found of reals and of fakes alike, or of neither.")

@@ -65,7 +65,7 @@ class Rule:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """The error rates ``(called_fake, called_real)``."""
+        """The error rates ``(called_fake, called_real)``: shares of reals called fake, and of fakes called real."""
         return self.called_fake, self.called_real
 
 
@@ -93,6 +93,10 @@ def rule_of(
 class KnownVideos:
     """A run's videos with the scores of networks that had not seen them.
 
+    Args:
+        rows: the attribute ``rows``.
+        base_rates: the attribute ``base_rates``.
+
     Attributes:
         rows: one row per video: ``video_id group_id label content_sha256 perceptual_hash fold score logit temperature
             final_logit``. The last five are null if no score is stored. Videos of a run also have the other columns of
@@ -107,14 +111,17 @@ class KnownVideos:
         self.rows, self.tested, self.base_rates = rows, rows.drop_nulls("score"), tuple(base_rates)
 
     def anonymous(self) -> pl.DataFrame:
-        """Return the table KNOWN_VIDEOS, with groups numbered instead of named, and rows sorted by content hash."""
+        """Return the rows as table KNOWN_VIDEOS, without names.
+
+        Groups are numbered, and rows are sorted by content hash.
+        """
         number = pl.col("group_id").rank("dense").cast(pl.String)
         rows = self.rows.with_columns(group_id="group_" + number).select(list(KNOWN_VIDEOS.columns))
         return rows.sort("content_sha256", "label", "fold")
 
     @cached_property
     def witnesses(self) -> Witnesses:
-        """The tested videos, with which new videos are compared; their scores are logit / temperature."""
+        """The tested videos with their calibrated log odds of fake; new videos are compared with them."""
         labels, scores = self.tested.select(
             (pl.col("label") == FAKE).cast(pl.Int64), pl.col("logit") / pl.col("temperature")
         )
@@ -122,18 +129,26 @@ class KnownVideos:
 
     @cached_property
     def left_out(self) -> PValues:
-        """The p-values of each tested video, computed from the tested videos of other groups."""
+        """The p-values of each tested video for both answers, computed from the tested videos of other groups."""
         return left_out_p_values(self.witnesses, self.tested["group_id"])
 
     def telling(self, rule: Rule) -> frozenset[str]:
-        """Return the answers (``fake``, ``real``) that carry information, by the run's own videos.
+        """Return those of the answers ``fake`` and ``real`` that carry information, by the run's own videos.
 
-        Videos of the answer's class must get the answer more often than the other videos, by more than chance.
+        An answer carries information if videos of its class get it more often than the other videos, by more than
+        chance.
         """
         return answers_that_tell(self.witnesses, self.left_out.answers(rule.rates))
 
     def answers_to(self, p_values: PValues, rule: Rule) -> list[str]:
-        """Return the answers at the rule's error rates; answers that are not in ``telling`` become undecided."""
+        """Return the answers for M videos at the rule's error rates: ``fake``, ``real`` or ``undecided``.
+
+        An answer that is not in ``telling`` becomes undecided.
+
+        Args:
+            p_values: p-values of both answers for the M videos.
+            rule: gives the error rates.
+        """
         telling = self.telling(rule)
         return [answer if answer in telling else UNDECIDED for answer in p_values.answers(rule.rates)]
 
@@ -177,15 +192,15 @@ def rule_sentences(known: KnownVideos, rule: Rule) -> Iterator[str]:
 
 
 def at_prior(logits: FloatArray, base_rates: Sequence[float | None], prior: float | None) -> float | None:
-    """Return the mean over networks of the probability of fake, for a population with the share ``prior`` of fakes.
+    """Return the probability of fake in a population with the share ``prior`` of fakes, averaged over networks.
 
     Where two populations differ only in the share of fakes, the odds of every video change by the ratio of the prior
-    odds. See M. Saerens, P. Latinne, C. Decaestecker, "Adjusting the outputs of a classifier to
-    new a priori probabilities", Neural Computation 14 (2002), equation 2.4.
+    odds. See M. Saerens, P. Latinne, C. Decaestecker, "Adjusting the outputs of a classifier to new a priori
+    probabilities", Neural Computation 14 (2002), equation 2.4.
 
     Args:
-        logits: float64 (K,), calibrated log odds of fake by each network.
-        base_rates: K shares of fakes at which the networks are calibrated.
+        logits: float64 (K,), calibrated log odds of fake of one video, by K networks.
+        base_rates: K shares of fakes at which the networks are calibrated; None: not known.
         prior: share of fakes, inside (0, 1), or None.
 
     Returns:
@@ -201,9 +216,9 @@ def at_prior(logits: FloatArray, base_rates: Sequence[float | None], prior: floa
 def agreement_table(known: KnownVideos) -> pl.DataFrame:
     """Compare the network of all groups with the folds' networks, on the videos that chose its epoch.
 
-    Returns one row per label with columns ``label videos groups this_network out_of_fold difference``. ``this_network``
-    and ``out_of_fold`` are medians of the calibrated probabilities of fake. ``difference`` is the median difference of
-    the log odds.
+    Returns one row per label with columns ``label videos groups this_network out_of_fold difference``. ``videos`` and
+    ``groups`` are counts. ``this_network`` and ``out_of_fold`` are medians of the calibrated probabilities of fake.
+    ``difference`` is the median over videos of the difference of the log odds, this network minus out-of-fold.
     """
     both = known.tested.drop_nulls("final_logit")
     by_this = pl.Series(probabilities(both["final_logit"].to_numpy(), 1.0))

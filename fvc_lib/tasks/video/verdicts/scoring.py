@@ -42,7 +42,7 @@ _MEASURED_AT_ONCE = 64  # files whose forensic features are measured together
 
 @dataclass(frozen=True)
 class FoldNetwork:
-    """One fold's network, and how its logits become scores.
+    """The network of one fold, and the numbers that turn its output into a calibrated probability of fake.
 
     Attributes:
         trained: the network as stored on the disk.
@@ -66,7 +66,7 @@ class FoldNetwork:
 
 
 class Networks:
-    """The networks of a finished run of task video; a network is loaded when it is first needed, and stays in memory.
+    """The networks of a finished run of task video. A network is loaded when it is first needed, and stays in memory.
 
     New videos are judged by the networks of all folds. If ``folds`` has the network of all groups (``FINAL``), that
     network judges new videos alone.
@@ -99,7 +99,7 @@ class Networks:
 
     @property
     def base_rates(self) -> tuple[float | None, ...]:
-        """The base rates of the networks in ``judges``, in that order."""
+        """The share of fakes on which each network in ``judges`` was calibrated, in that order; None: not known."""
         return tuple(self.folds[fold].base_rate for fold in self.judges)
 
     def logits(self, fold: int, clips: Pixels, features: list[Features] | None = None) -> Floats:
@@ -127,10 +127,15 @@ class Networks:
         return np.asarray(values + self.folds[fold].prior_logit)
 
     def raw_logits(self, network: nn.Module, clips: Pixels, inputs: list[Tensor] | None = None) -> Floats:
-        """Return the output of ``network`` for N clips, uint8 (N, T, 3, S, S), as float64 (N,).
+        """Return the output of ``network`` for N clips as float64 (N,), without ``prior_logit`` and temperature.
 
-        The output for a clip is bit for bit the same, whatever the other clips are. If ``inputs`` is a list, the inputs
-        of the network's head are appended to it, float32 (B, F) for every batch of B clips.
+        The output for a clip is bit for bit the same, whatever the other clips are.
+
+        Args:
+            network: a network in evaluation mode, on the device.
+            clips: uint8 (N, T, 3, S, S).
+            inputs: a list to which the inputs of the network's head are appended, float32 (B, F) for every batch of B
+                clips. None: they are not needed.
         """
         flat, logits, given = torch.from_numpy(np.ascontiguousarray(clips)), list[Tensor](), list[Tensor]()
         device, done = self.compute.device, 0
@@ -208,9 +213,10 @@ class FileScores:
     """The logits of a file, or the ``failure`` that prevented them.
 
     Attributes:
-        position: index of the file in the list.
-        logits: for every fold that judges the file, the mean logit over the file's clips, with ``prior_logit`` added.
-        features: for every such fold the inputs of the network's head, float32 (F,); empty if not requested or not
+        position: index of the file in the caller's list of files.
+        logits: by number of the fold whose network judges the file, the mean logit over the file's clips, with
+            ``prior_logit`` added.
+        features: by the same numbers, the inputs of the network's head, float32 (F,); empty if not requested or not
             available.
         failure: why the file has no logits; empty if it was scored.
         lasts: whether another attempt would fail in the same way; False after a crash or a timeout.
@@ -270,6 +276,9 @@ def score_clips(
         clips: clip files; ``clips[position]`` belongs to ``files[position]``.
         seen: called with the position and the clips of each file, uint8 (N, T, 3, S, S), before it is judged.
         features: whether the results also have the inputs of the networks' heads.
+
+    Raises:
+        FvcError: as ``Networks.logits``.
     """
     positions, shape, number = list(files), networks.store.shape, networks.config.clips_per_video
     videos = np.empty((len(files), number, shape[0] // number, *shape[1:]), np.uint8)

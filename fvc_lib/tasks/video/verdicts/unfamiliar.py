@@ -53,8 +53,11 @@ FAMILIARITY = (
 class TrainingRanges(Strict):
     """The codecs of a run's videos, and the ranges of their sizes, lengths and rates.
 
-    ``ranges`` has the 1st and the 99th percentile of every number, by the name of the number. A number that is unknown
-    for all videos is left out.
+    Attributes:
+        codecs: the codecs, sorted.
+        ranges: ``[low, high]``, the 1st and the 99th percentile, by the name of the number, such as ``frames per
+            second``. A number that is unknown for all videos is left out.
+        share_unfamiliar: the share of the run's own videos outside these codecs and ranges.
     """
 
     codecs: list[str]
@@ -62,10 +65,12 @@ class TrainingRanges(Strict):
     share_unfamiliar: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of the run's videos outside these ranges
 
     def reasons(self, facts: Mapping[str, Any]) -> list[str]:
-        """Return a list with one sentence that names the values outside the ranges; empty if there are none.
+        """Return a list with one sentence that names the values of a video outside the ranges; empty if there are none.
 
-        ``facts`` are the values of the video's probe, named as in INDEX. An unknown value counts as inside. A range is
-        widened by the share ``_SLACK`` at both ends.
+        An unknown value counts as inside. A range is widened by the share ``_SLACK`` at both ends.
+
+        Args:
+            facts: codec, size, length and rates of the video, named as in INDEX.
         """
         odd = list[str]()
         if facts["codec"] not in self.codecs:
@@ -90,7 +95,10 @@ def _numbers(facts: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def training_ranges(index: pl.DataFrame) -> TrainingRanges:
-    """Return the codecs and ranges of the videos in ``index`` (INDEX); percentiles are not interpolated."""
+    """Return the codecs of the videos in ``index`` (INDEX), and percentiles of their sizes, lengths and rates.
+
+    Percentiles are not interpolated: they are values of a video.
+    """
     videos, ranges = list(index.iter_rows(named=True)), dict[str, list[float]]()
     numbers = pl.DataFrame([_numbers(video) for video in videos], infer_schema_length=None).cast(pl.Float64)
     for name, values in numbers.to_dict().items():
@@ -113,19 +121,25 @@ _FROZEN = 1.0
 
 
 def is_black(clips: npt.NDArray[np.uint8]) -> bool:
-    """Return whether all frames of ``clips``, uint8 (N, T, 3, H, W), are black."""
+    """Return whether all frames of ``clips``, uint8 (N, T, 3, H, W), are dark and without contrast."""
     cells = _cells(clips)
     means = cells.mean((1, 2), keepdims=True)
     return bool(means.max() < _BLACK and np.abs(cells - means).max() < _FLAT)
 
 
 def is_frozen(clips: npt.NDArray[np.uint8]) -> bool:
-    """Return whether no cell of the picture changes over all frames of ``clips``, uint8 (N, T, 3, H, W)."""
+    """Return whether the picture is the same in all frames of ``clips``, uint8 (N, T, 3, H, W).
+
+    The mean luma of each cell of a grid is compared; it may vary by less than ``_FROZEN``.
+    """
     return bool(np.ptp(_cells(clips), axis=0).max() < _FROZEN)
 
 
 def _cells(clips: npt.NDArray[np.uint8]) -> Floats:
-    """Return the mean luma (BT.601) of each cell of a grid, float64 (N * T, ``_GRID``, ``_GRID``), 0 to 255."""
+    """Return the mean luma (BT.601, 0 to 255) of each cell of a grid over the picture, for every frame.
+
+    The result is float64 (N * T, ``_GRID``, ``_GRID``).
+    """
     luma = np.tensordot(clips.reshape(-1, *clips.shape[2:]), np.array([0.299, 0.587, 0.114]), (1, 0))
     return np.asarray(F.adaptive_avg_pool2d(torch.from_numpy(luma), _GRID).numpy())
 
@@ -204,7 +218,11 @@ class FeatureDistance:
 
     @cached_property
     def _own(self) -> dict[int, tuple[Floats, Floats]]:
-        """Return two float64 (N,) by fold: the videos' distances to other groups, and shares of their groups' votes."""
+        """The distances of the run's test videos to their nearest neighbours in other groups, and their votes.
+
+        By fold: ``(distances, votes)``, both float64 (N,). A group has one vote, divided equally among its videos of
+        all folds.
+        """
         found, all_groups = {}, np.concatenate([*self.groups.values()])
         for fold, groups in self.groups.items():
             is_same = groups[:, None] == groups
@@ -236,7 +254,10 @@ class FeatureDistance:
         return sha256_of_json({name: sha256(of.tobytes()).hexdigest() for name, of in sorted(self.arrays().items())})
 
     def reasons(self, quantile: float) -> tuple[str, ...]:
-        """Return one sentence if ``quantile`` is at most ``UNFAMILIAR_AT``, else an empty tuple."""
+        """Return a tuple with one sentence if a video's ``quantile`` is at most ``UNFAMILIAR_AT``, else an empty tuple.
+
+        The sentence says that the video's features are unlike those of the run's videos.
+        """
         if quantile > UNFAMILIAR_AT * (1 + 1e-9):
             return ()
         share = f"{100 * quantile:.2g} % of the run's groups are as far from the others or further"
@@ -260,7 +281,11 @@ class FeatureDistance:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], folds: Collection[int]) -> Self:
-        """Return the features stored in ``arrays`` (see the method ``arrays``).
+        """Return the object whose method ``arrays`` returned ``arrays``.
+
+        Args:
+            arrays: ``fold_K``, float32 (N, F), and ``groups_K``, int64 (N,), for each fold K.
+            folds: numbers of the folds to read.
 
         Raises:
             KeyError: a fold's arrays are missing.
@@ -316,9 +341,13 @@ def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | Non
 
 
 def _features_of_run(networks: Networks, tested: pl.DataFrame) -> dict[int, Features]:
-    """Return the features of the videos ``tested`` (``video_id group_id fold``), float32 (N, F) by fold.
+    """Compute the features of the run's tested videos from stored clips, float32 (N, F) by fold.
 
     The result is empty if a clip is missing, or the head does not get one row per clip.
+
+    Args:
+        networks: the networks of the run.
+        tested: columns ``video_id group_id fold``, sorted by fold. A video is seen by the network of its fold.
     """
     store, number = networks.store, networks.config.clips_per_video
     if not all(store.has(video_id, 0) for video_id in tested["video_id"]):

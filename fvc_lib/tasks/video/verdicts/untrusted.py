@@ -1,7 +1,8 @@
-"""Read one untrusted file that is to be judged, in a worker process: its facts, its clip, and its signed manifest.
+"""Read one untrusted file that is to be judged, in a worker process.
 
-``look`` probes a file and makes its clip from a single decoding. ``provenance_of`` reads its signed C2PA manifest with
-``c2pa-python`` (extra ``verdicts``). No list of trusted signers is used, so the identity of the signer is not checked.
+``look`` measures its facts, such as size and codec, and makes its clip from a single decoding. ``provenance_of`` reads
+its signed C2PA manifest, which states where the file comes from, with ``c2pa-python`` (extra ``verdicts``). No list of
+trusted signers is used, so the identity of the signer is not checked.
 
 Every worker imports this module, so it imports neither polars nor torch.
 """
@@ -45,7 +46,7 @@ _INVALID = (
 
 
 def look(item: dict[str, Any]) -> dict[str, Any]:
-    """Probe the video at ``source`` as ``probe_file`` does, and decode its clip into ``target``.
+    """Probe the video ``item["source"]`` as ``probe_file`` does, and decode its clip into ``item["target"]``.
 
     Both use a single decoding. If that fails, ``probe_file`` and then ``make_original`` are called instead, so error
     messages are the usual ones. They are also called for runs that re-encode every video first, because the clips are
@@ -82,7 +83,10 @@ def look(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def provenance_of(path: Path) -> tuple[str, ...]:
-    """Return sentences on the signed manifest of ``path``, or on why there is none or it could not be read."""
+    """Return sentences on the signed manifest of ``path``, or on why there is none or it could not be read.
+
+    A worker process reads the file.
+    """
     with closing(run_isolated(_READ, [str(path)], workers=1, timeout_seconds=_TIMEOUT_SECONDS)) as answers:
         answer = next(answers)
     if answer.failure:
@@ -91,7 +95,10 @@ def provenance_of(path: Path) -> tuple[str, ...]:
 
 
 def read_claims(path: str) -> list[str]:
-    """Return the sentences of ``provenance_of``. Call it in a worker process: a C library reads the file."""
+    """Return sentences on the signed manifest of ``path``, or on why there is none or it could not be read.
+
+    Call it in a worker process: a C library reads the file.
+    """
     try:
         manifest = _manifest(path)
         return list(manifest_sentences(manifest)) if manifest else [_NO_MANIFEST]
@@ -104,7 +111,7 @@ def read_claims(path: str) -> list[str]:
 def manifest_sentences(store: Mapping[str, Any]) -> Iterator[str]:
     """Yield sentences on the signer, the signature and, if it is valid, the claimed actions.
 
-    ``store`` is the manifest store, as c2pa-python returns it; any error may be raised if it lacks a part.
+    ``store`` is the manifest store as c2pa-python returns it. If it lacks a part, any error may be raised.
     """
     manifest = store["manifests"][store["active_manifest"]]
     signature = manifest.get("signature_info", {})
@@ -130,7 +137,10 @@ def _short(value: object) -> str:
 
 
 def _manifest(path: str) -> Any:
-    """Return the manifest store of a file; None if it has none. Nothing is fetched from the network."""
+    """Return the manifest store of the file ``path`` as a dict; None if it has none.
+
+    Nothing is fetched from the network.
+    """
     import c2pa  # an extra
 
     # A manifest elsewhere would be fetched from an address that the file names.
