@@ -1,4 +1,4 @@
-"""Decode one untrusted video in a worker process, and write its clip, or clips along the whole video (windows).
+"""Decode one untrusted video in a worker process, and write its clips, or windows (overlapping clips along the video).
 
 Every worker process imports this module, so it imports neither polars nor torch.
 """
@@ -71,8 +71,8 @@ def make_windows(item: Item) -> dict[str, Any]:
         item: as for ``make_original``; ``target`` receives the raw bytes of uint8 (F, 3, S, S).
 
     Returns:
-        The fields of ``Windows``, with arrays as lists, and ``num_stored``, the number F of frames in ``target``. On
-        failure, the mapping that ``make_original`` returns on failure.
+        On success, a mapping with the fields of ``Windows``, arrays as lists, and ``num_stored``, the number F of
+        frames in ``target``. On failure, a mapping as from ``make_original``.
     """
 
     def make() -> dict[str, Any]:
@@ -91,7 +91,10 @@ def make_windows(item: Item) -> dict[str, Any]:
 
 
 def _reported(item: Item, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the result of ``make``, or on failure the mapping that ``make_original`` describes."""
+    """Call ``make`` and return its result; for an expected error, return the mapping that ``make_original`` describes.
+
+    ``make`` is not called if the code in this process differs from ``code`` in ``item``.
+    """
     if item["code"] != decode_code(View(**item["view"])):
         return {"code_changed": True}
     try:
@@ -105,9 +108,10 @@ def _reported(item: Item, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def as_indexed(item: Item) -> Path:
-    """Return the path ``source`` of ``item``, after checking that the content has the SHA-256 ``content_sha256``.
+    """Return the path of the video that ``item`` names, after checking that its content has not changed.
 
-    With an empty ``content_sha256`` nothing is checked.
+    ``item`` has ``source``, the path, and ``content_sha256``, the SHA-256 when the video was indexed. If the latter is
+    empty, nothing is checked.
 
     Raises:
         UnreadableVideo: the video cannot be read, or its content has changed since it was indexed.

@@ -1,6 +1,7 @@
 """Decode a few frames of a video, chosen by their index in presentation order (the order in which they are shown).
 
-``plan.py`` decides which packets to decode. Only the wanted frames and those that the decoder needs are in memory.
+``decoding.py`` decides which packets to decode. Only the wanted frames, and frames that the decoder needs, are in
+memory.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ class Clip:
 
     Attributes:
         frames: uint8 (T, 3, H, W), RGB, upright.
-        pts_seconds: float64 (T,), presentation times in seconds, on the clock of ``Decoded.seconds``.
+        pts_seconds: float64 (T,), presentation times in seconds on the container's clock, which may not begin at 0.
         frame_indices: int64 (T,), indices of the frames in presentation order, 0 to ``num_source_frames - 1``.
         num_source_frames: number of frames of the whole video.
         content: the rectangle of ``frames`` that holds the picture; the rest is black.
@@ -72,11 +73,12 @@ def decode_clip(path: AnyPath, num_frames: int, size: int | None = None) -> Clip
 
 
 def decode_places(path: AnyPath, places_of: PlacesOf, size: int | None) -> Clip:
-    """Return the clip of the frames whose indices ``places_of`` returns.
+    """Decode the frames of a video whose indices ``places_of`` returns.
 
     Args:
         path: a local file.
-        places_of: is called with the number of frames of the video; returns ascending indices in presentation order.
+        places_of: function from the video's number of frames to the ascending indices of the wanted frames in
+            presentation order.
         size: as for ``decode_clip``.
 
     Raises:

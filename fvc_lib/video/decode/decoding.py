@@ -32,7 +32,11 @@ from fvc_lib.video.decode.source import (
 
 
 class Sink(Protocol):
-    """Receives decoded frames of one video; ``wanted`` is the set of indices (presentation order) not yet received."""
+    """Interface of objects that receive the decoded frames of one video.
+
+    Attributes:
+        wanted: indices in presentation order of the frames that the sink needs and has not received yet.
+    """
 
     wanted: set[int]
 
@@ -58,8 +62,8 @@ class DecodePlan:
     """The packets to decode for the wanted frames of a video.
 
     Attributes:
-        runs: pairs (start, end), half-open ranges of packets in decoding order, ascending and disjoint.
-        why: why the whole video must be decoded instead; empty if the runs suffice.
+        runs: pairs (start, end) of packet indices in decoding order, ``end`` excluded; ascending and disjoint.
+        why: why the whole video must be decoded instead; empty if decoding the runs is enough.
         reorder_depth: number of frames that the decoder must hold back to return them in presentation order.
         leaves_out: whether the decoder skips unwanted frames in ``runs`` that no other frame refers to.
     """
@@ -81,7 +85,12 @@ _SKIPS_NON_REFERENCES = frozenset({"h264", "hevc", "mpeg4"})
 
 
 def plan_decoding(source: VideoSource, table: FrameTable, wanted: Collection[int]) -> DecodePlan:
-    """Return a plan for decoding the frames whose indices in presentation order are ``wanted`` (without repeats).
+    """Return a plan for decoding some frames of a video.
+
+    Args:
+        source: the video.
+        table: its packets.
+        wanted: indices of the frames in presentation order, without repeats.
 
     Raises:
         TruncatedVideo: data are missing in the file (``table.damage``).
@@ -125,8 +134,9 @@ def decode(opened: VideoSource, table: FrameTable, sink_of: SinkOf[S], *, in_ord
     Args:
         opened: the video, from which only ``table`` was read so far. It may be closed and opened again.
         table: the packets of the video.
-        sink_of: returns a new sink; called for every attempt at decoding.
-        in_order: whether the sink must receive frames in presentation order, and ``sink_of`` the times of all frames.
+        sink_of: function that returns a new sink (``SinkOf``); called for every attempt at decoding.
+        in_order: whether the sink must receive frames in presentation order; then ``sink_of`` always gets the times of
+            all frames.
 
     Raises:
         VideoError: the file is truncated, corrupt or refused, or its frames come in another order.
@@ -180,7 +190,14 @@ def _read_runs(source: VideoSource, table: FrameTable, plan: DecodePlan, sink: S
 
 @dataclass
 class _Taker:
-    """Passes decoded frames to a sink; ``place_of`` maps the pts of frames that are still wanted to their indices."""
+    """Passes decoded frames to a sink.
+
+    Attributes:
+        sink: the sink.
+        place_of: for every frame that is still wanted, by its pts: its index in presentation order.
+        in_order: whether frames must come in presentation order.
+        latest: index of the last frame that was passed; -1 at the beginning.
+    """
 
     sink: Sink
     place_of: dict[int, int]
@@ -188,9 +205,10 @@ class _Taker:
     latest: int = -1
 
     def take(self, frames: list[VideoFrame], first_pts: int) -> bool:
-        """Pass ``frames`` to the sink; return False if one is damaged or in wrong order, or if decoding began wrongly.
+        """Pass ``frames`` to the sink, and return whether they are valid.
 
-        Decoding began at the packet with ``first_pts``, whose frame must be a keyframe.
+        The result is False if a wanted frame is damaged or out of order, or if the frame with ``first_pts``, at which
+        decoding began, is not a keyframe.
         """
         for frame in frames:
             place = None if frame.pts is None else self.place_of.pop(frame.pts, None)
@@ -204,12 +222,12 @@ class _Taker:
         return True
 
     def lacks(self, run: list[int]) -> bool:
-        """Return whether a wanted frame with a pts in ``run`` has not been passed to the sink yet."""
+        """Return whether a wanted frame of ``run``, a list of pts, has not been passed to the sink yet."""
         return any(pts in self.place_of for pts in run)
 
 
 class _PacketCursor:
-    """Reads packets of one stream, with a record of the next packet's index in decoding order."""
+    """Reads the packets of a video from a keyframe on, and seeks only if the keyframe is not close ahead."""
 
     def __init__(self, source: VideoSource, table: FrameTable) -> None:
         self._source, self._table = source, table
@@ -249,9 +267,10 @@ class _PacketCursor:
 
 
 def _decode_whole(path: Path, table: FrameTable, sink_of: SinkOf[S], in_order: bool) -> Decoded[S]:
-    """Decode the whole video, and a second time if the number or order of frames is not as expected.
+    """Decode the whole video, a second time if the number or order of frames is not as expected.
 
     With ``in_order`` the first pass only collects the times, and the sink receives the frames in the second pass.
+    Arguments and errors are those of ``decode``.
     """
     times: list[int | None] = []
     sink: S | None = None
@@ -302,7 +321,12 @@ _PACKETS_TO_JOIN = 3
 
 
 def _decode_all(source: VideoSource, table: FrameTable) -> Iterator[VideoFrame]:
-    """Yield all frames in the order in which the decoder returns them; raise an error for a damaged or lost packet."""
+    """Yield all frames in the order in which the decoder returns them.
+
+    Raises:
+        TruncatedVideo: the data of the last packet are lost.
+        CorruptVideo: the data of another packet are lost.
+    """
     has_begun = source.codec_name not in _PREDICTS_FROM_NOTHING
     reached_key = False
     if table.is_closed[0] and table.is_shown.all():  # after trimmed packets references may be missing
@@ -325,15 +349,15 @@ def _decode_all(source: VideoSource, table: FrameTable) -> Iterator[VideoFrame]:
 
 
 def _is_a_join(source: VideoSource, table: FrameTable, number: int) -> bool:
-    """Return whether a packet is marked as corrupt only because two MPEG-TS recordings were joined there.
+    """Return whether packet ``number`` is marked as corrupt only because two MPEG-TS recordings were joined there.
 
-    The packet counters of the recordings differ, so ffmpeg assumes a loss.
+    The packet counters of the two recordings differ, so ffmpeg assumes that packets were lost.
     """
     return source.container_name == "mpegts" and bool(table.is_key[number + 1 : number + 1 + _PACKETS_TO_JOIN].any())
 
 
 def _order_and_seconds(source: VideoSource, times: list[int | None], table: FrameTable) -> tuple[IntArray, Seconds]:
-    """Return the presentation order of decoded frames, and their times.
+    """Return a tuple: the presentation order of decoded frames, and their times.
 
     Args:
         source: the video.

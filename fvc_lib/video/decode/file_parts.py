@@ -33,9 +33,9 @@ _ERRORS = (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A range of bytes in a file, which is a whole file or a plain member of a tar.
+    """A range of bytes in a file: a whole file, or a plain member of a tar.
 
-    It has ``size_bytes`` bytes from byte ``start`` of the file ``path`` on.
+    The range is ``size_bytes`` long and begins at byte ``start`` of the file ``path``.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class FilePart:
         return b"".join(self.chunks(size))
 
     def chunks(self, size: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes, or the first ``size`` of them, in pieces; errors as ``read``."""
+        """Yield the bytes, or the first ``size`` of them, in pieces of at most 1 MiB; errors are those of ``read``."""
         left = self.size_bytes if size is None else min(size, self.size_bytes)
         with self.path.open("rb") as stream:
             stream.seek(self.start)
@@ -93,7 +93,7 @@ def part_at(path: Path) -> FilePart:
 
 
 def parts_of(path: Path) -> list[FilePart]:
-    """Return one part per picture if ``path`` is a folder of pictures, else a list of the single part of a file.
+    """Return the parts that make up a video: one part for a file, or one per picture of a folder of pictures.
 
     Pictures are in the order of ``picture_names``.
 
@@ -107,7 +107,7 @@ def parts_of(path: Path) -> list[FilePart]:
 def picture_names(path: AnyPath) -> list[str]:
     """Return the names of the PNG and JPEG files in a folder, or in a folder of a tar; empty for a file.
 
-    Hidden files are left out. Names are sorted by the numbers in them: 9 comes before 10.
+    Names that begin with a dot are left out. Names are sorted by the numbers in them: 9 comes before 10.
     """
     archive, inside = _split(Path(path))
     names: list[str] = []
@@ -137,7 +137,7 @@ def sha256_of_video(path: AnyPath) -> str:
 
 
 def _split(path: Path) -> tuple[Path | None, str]:
-    """Return the path of the tar that ``path`` leads into, and the member's name; ``(None, "")`` without a tar."""
+    """Split a path that leads into a tar into (path of the tar, name of the member); ``(None, "")`` without a tar."""
     for archive in path.parents:
         if archive.suffix.lower() == SUFFIX and archive.is_file():
             return archive, str(path.relative_to(archive))
@@ -145,7 +145,7 @@ def _split(path: Path) -> tuple[Path | None, str]:
 
 
 class Contents(NamedTuple):
-    """The members of a tar, as far as its headers can be read."""
+    """The members of a tar; if it is damaged, only those before the damage."""
 
     members: Mapping[str, FilePart | str]  # by name, in the tar's order: the part, or a text why it must not be read
     folders: Mapping[str, list[str]]  # by folder: names of the readable members in it
@@ -156,7 +156,7 @@ class Contents(NamedTuple):
 def contents_of(archive: Path) -> Contents:
     """Return the members of a tar, from its headers. The result is cached until the file changes.
 
-    Members that share a name must not be read.
+    If several members share a name, none of them may be read.
 
     Raises:
         OSError: the file cannot be read, is compressed or is no tar.
@@ -214,7 +214,7 @@ def _contents(archive: str, mtime_ns: int, size_bytes: int) -> Contents:
 
 
 def _refusal(member: tarfile.TarInfo, name: str) -> str:
-    """Return why a member must not be read; the empty text if it may be read."""
+    """Return why the member ``name`` must not be read, such as a link; the empty text if it may be read."""
     if member.sparse is not None:
         return "is stored with holes (tar --sparse)"
     if not member.isreg():

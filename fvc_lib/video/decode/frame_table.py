@@ -25,19 +25,20 @@ NO_PTS = int(np.iinfo(np.int64).min)
 
 @dataclass(frozen=True)
 class FrameTable:
-    """The packets of one stream in decoding order, N of them.
+    """The N packets of one video stream, in decoding order.
 
     Attributes:
         pts, dts: int64 (N,), times of presentation and decoding in ``time_base`` units; ``NO_PTS`` where missing.
         num_bytes: int64 (N,), sizes of the packets.
         is_key: bool (N,), whether decoding can start at the packet.
-        is_closed: bool (N,), whether decoding can start at the packet, and no later packet refers to an earlier one. A
-            missing reference then means damage. In H.264 only IDR pictures are closed.
+        is_closed: bool (N,), whether decoding can start at the packet, and no later packet refers to packets before it.
+            A missing reference then means damage. In H.264 only IDR pictures are closed.
         is_shown: bool (N,), whether the packet yields a frame that is shown; False if an edit list trims it, or if
             other frames only refer to it.
-        doubt: why the i-th frame shown may not be the packet with the i-th smallest pts; empty if there is no doubt.
+        doubt: why presentation times may not identify frames, so that the i-th frame shown may not be the packet with
+            the i-th smallest pts; empty if there is no doubt.
         stores_pts: whether the container stores presentation times, so that their order is the order of the frames.
-        damage: which data are missing in the file though the container states them; empty if none.
+        damage: which data that the container lists are missing in the file; empty if none are.
     """
 
     pts: IntArray
@@ -56,26 +57,29 @@ class FrameTable:
         return int(np.count_nonzero(self.is_shown))
 
     def presentation_order(self) -> IntArray:
-        """Return the decoding positions (M,) of the M shown packets, in presentation order."""
+        """Return int64 (M,), the indices of the M shown packets in this table, sorted by presentation time."""
         if self.is_shown.all():  # the usual case; it saves time for long videos
             return np.argsort(self.pts, kind="stable")
         shown = np.flatnonzero(self.is_shown)
         return shown[np.argsort(self.pts[shown], kind="stable")]
 
     def reorder_depth(self, order: IntArray) -> int:
-        """Return how many frames a decoder must hold back to put them out in ``order``, the presentation order."""
+        """Return how many frames a decoder must hold back to return frames in presentation order.
+
+        ``order`` is the result of ``presentation_order``.
+        """
         # If the r-th frame in presentation order is the d-th in decoding order, the decoder holds back d - r frames.
         decoded = order if self.is_shown.all() else np.cumsum(self.is_shown)[order] - 1
         return int((decoded - np.arange(len(order))).max(initial=0))
 
     def decoding_starts(self, positions: IntArray) -> IntArray:
-        """Return the keyframe at which decoding must start for every wanted packet; only valid if ``doubt`` is empty.
+        """Return for every wanted packet the keyframe at which decoding must start; only valid if ``doubt`` is empty.
 
-        This is the last keyframe at or before the packet. For a leading picture it is the keyframe before that one: a
-        leading picture is decoded after a keyframe, shown before it, and refers to earlier frames.
+        This is the last keyframe at or before the packet. For a leading picture it is the last keyframe but one. A
+        leading picture is decoded after a keyframe, but shown before it, and refers to earlier frames.
 
         Args:
-            positions: int64 (P,), wanted packets, as indices in decoding order.
+            positions: int64 (P,), indices of the wanted packets in decoding order.
 
         Returns:
             int64 (P,), indices of keyframes in decoding order.
@@ -87,7 +91,10 @@ class FrameTable:
 
 
 def seconds_of(pts: IntArray, time_base: Fraction | None) -> Seconds:
-    """Return integer times (N,) as float64 seconds (N,), correctly rounded; zeros without a time base."""
+    """Return times in seconds, float64 (N,), for integer times ``pts`` (N,) in units of ``time_base`` seconds.
+
+    Without a time base all results are zero.
+    """
     return pts * time_base.numerator / time_base.denominator if time_base else np.zeros(len(pts))
 
 
@@ -98,13 +105,13 @@ _SMALLEST_MPEG4_FRAME_BYTES = 8
 
 
 def read_frame_table(source: VideoSource) -> FrameTable:
-    """Return the table of all packets of a video that was just opened.
+    """Read all packets of a video that was just opened, and return their table.
 
     Afterwards the reading position in the container is undefined.
 
     Raises:
         TruncatedVideo: no packet could be read, because reading failed or data are missing.
-        CorruptVideo: no packet could be read, for no known reason.
+        CorruptVideo: no packet could be read, though no fault was found.
     """
     is_hidden, is_mp4 = _HIDDEN_PACKETS.get(source.codec_name), source.container_name == "mov"
     is_h264, extradata = source.codec_name == "h264", source.stream.codec_context.extradata or b""
@@ -181,9 +188,9 @@ _SLACK_BYTES = 16  # writers round sizes up
 
 
 def missing_bytes(head: bytes, size_bytes: int) -> int:
-    """Return how many bytes an AVI or Matroska file is shorter than its header states; 0 if it states no size.
+    """Return how many bytes are missing at the end of an AVI or Matroska file, by the size that its header states.
 
-    Differences of at most 16 bytes count as 0.
+    The result is 0 if no size is stated, or at most 16 bytes are missing.
 
     Args:
         head: the first bytes of the file.
@@ -201,7 +208,13 @@ def missing_bytes(head: bytes, size_bytes: int) -> int:
 
 
 def _damage(source: VideoSource, pts: IntArray, num_cut: int) -> str:
-    """Return which data are missing, from MP4's index of packets or the size in the header; empty if none are."""
+    """Return a text about missing data, by MP4's index of packets or the size in the header; empty if none are missing.
+
+    Args:
+        source: the video.
+        pts: int64 (N,), presentation times of the packets that were read.
+        num_cut: number of packets that are cut off by the end of the file.
+    """
     entries = source.stream.index_entries if source.container_name == "mov" else ()
     promised = len(entries) if len(entries) <= len(pts) else sum(entry.size > 0 for entry in entries)
     missing = max(num_cut, promised - len(pts))
@@ -214,7 +227,10 @@ def _damage(source: VideoSource, pts: IntArray, num_cut: int) -> str:
 
 
 def _reaches_stated_end(source: VideoSource, pts: IntArray) -> bool:
-    """Return whether the packets reach the duration that the container states, up to about one frame."""
+    """Return whether the presentation times ``pts`` span the duration that the container states, up to about a frame.
+
+    Return False if the duration or a time is unknown.
+    """
     stated, time_base = source.container.duration, source.stream.time_base
     if not stated or not time_base or not len(pts) or (pts == NO_PTS).any():
         return False
@@ -226,7 +242,10 @@ _IDR = re.compile(rb"\x00\x00\x01[\x25\x45\x65]")  # nal_unit_type 5 (ITU-T H.26
 
 
 def _is_idr(packet: memoryview, extradata: bytes) -> bool:
-    """Return whether an H.264 packet holds a slice of an IDR picture."""
+    """Return whether an H.264 packet holds a slice of an IDR picture, before which nothing is needed for decoding.
+
+    ``extradata`` are the codec's header bytes. They determine how the parts of a packet (NAL units) are separated.
+    """
     if extradata[:1] != b"\x01" or len(extradata) < 7:
         return _IDR.search(packet) is not None
     start, length_bytes = 0, (extradata[4] & 3) + 1  # a NAL unit follows its length (ISO/IEC 14496-15, 5.3.3.1)
@@ -242,7 +261,7 @@ def _vp8_is_hidden(data: memoryview) -> bool:
 
 
 def _vp9_is_hidden(data: memoryview) -> bool:
-    """Return whether a VP9 packet yields no frame.
+    """Return whether a VP9 packet yields no visible frame.
 
     See the VP9 bitstream specification, 6.2 (uncompressed header) and annex B (superframes end with a shown frame).
     """

@@ -37,7 +37,7 @@ Type._missing_ = classmethod(_unnamed_kind)  # type: ignore[method-assign, assig
 
 
 def side_data_of(frame: VideoFrame) -> SideDataContainer:
-    """Return the side data of ``frame``, a mapping by the name of the kind."""
+    """Return the side data that the decoder attached to ``frame``, such as motion vectors, by the name of the kind."""
     # frame.side_data creates a reference cycle, which holds the decoder's buffer until garbage collection.
     return SideDataContainer(frame)  # type: ignore[call-arg]  # the stub lacks it
 
@@ -52,7 +52,7 @@ class Orientation:
 
     @classmethod
     def from_display_matrix(cls, matrix: bytes) -> "Orientation":
-        """Return the orientation of ffmpeg's 3 x 3 fixed-point matrix; angles are rounded to quarter turns."""
+        """Return the orientation that ffmpeg's display matrix (3 x 3, fixed point) states, rounded to quarter turns."""
         a, b, _, c, d = np.frombuffer(matrix, np.int32, count=5).astype(np.int64)
         if abs(a) + abs(d) >= abs(b) + abs(c):
             return cls(False, bool(a < 0), bool(d < 0))
@@ -66,7 +66,10 @@ class Orientation:
 
     @property
     def rotation_degrees(self) -> int:
-        """Return the clockwise turn for display in {0, 90, 180, 270}, after mirroring left to right if mirrored."""
+        """Return the clockwise turn for display in degrees: 0, 90, 180 or 270.
+
+        A mirrored orientation is a mirroring left to right followed by this turn.
+        """
         if self.transposed:
             return 90 if self.mirrored_x else 270
         return 180 if self.mirrored_y else 0
@@ -95,9 +98,9 @@ class Box:
 
 
 def fit(display_width: Fraction, display_height: Fraction, width: int, height: int) -> Box:
-    """Return the largest centred box within ``width`` x ``height`` pixels that keeps the display's aspect ratio.
+    """Return the largest centred box within ``width`` x ``height`` pixels that has the picture's aspect ratio.
 
-    The box has at least 1 x 1 pixels.
+    The aspect ratio is ``display_width`` to ``display_height``. The box has at least 1 x 1 pixels.
     """
     scale = min(width / display_width, height / display_height)
     content_width = min(width, max(1, round(display_width * scale)))
@@ -135,7 +138,7 @@ class FrameConverter:
             self.orientation = Orientation()
 
     def output_shape(self, frame: VideoFrame) -> tuple[int, int]:
-        """Return (H, W) of all outputs; without a given ``size``, the first frame passed here determines it."""
+        """Return (H, W) of the output of all frames; without a ``size``, the first ``frame`` passed here sets it."""
         if self._shape is None:
             self._shape = (frame.width, frame.height) if self.orientation.transposed else (frame.height, frame.width)
         return self._shape
@@ -164,11 +167,11 @@ class FrameConverter:
 
 
 class FrameSink:
-    """Collects the pixels of wanted frames of one video, which may arrive in any order.
+    """A sink (receiver of decoded frames) that collects the pixels of wanted frames, which may arrive in any order.
 
     Args:
-        source: the open video the frames come from.
-        size: see ``FrameConverter``.
+        source: the open video that is decoded.
+        size: side in pixels of the square that frames are letterboxed to; None: their own size (``FrameConverter``).
         places: int64 (T,), ascending indices of the wanted frames in presentation order; may repeat.
 
     Attributes:

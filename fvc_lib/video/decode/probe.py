@@ -48,10 +48,10 @@ class PacketFacts:
 
 
 def packet_facts(table: FrameTable, time_base: Fraction | None) -> PacketFacts:
-    """Return the statistics of the packets of a table.
+    """Return statistics of the packets of a video.
 
     Args:
-        table: at least one packet.
+        table: the packets, at least one.
         time_base: seconds per unit of the packets' times; None if the times are not meaningful, as for pictures.
     """
     low, median, high = np.percentile(table.num_bytes, (10, 50, 90)).tolist()
@@ -120,7 +120,7 @@ class VideoProbe(PacketFacts):
 
 
 def probe_video(path: AnyPath) -> VideoProbe:
-    """Return facts about a video, from all packets and the first frame; decode all frames if packets are not enough.
+    """Return facts about a video, from its packets and first frame; decode all frames if packets do not identify them.
 
     Raises:
         VideoError: as ``clip.decode_clip``.
@@ -129,14 +129,14 @@ def probe_video(path: AnyPath) -> VideoProbe:
 
 
 def probe_and_decode(path: AnyPath, wanted: Sequence[tuple[PlacesOf, int | None]]) -> tuple[VideoProbe, list[Clip]]:
-    """Return the facts of ``probe_video``, and clips that are decoded in the same pass.
+    """Return the facts of ``probe_video`` and some clips, which are decoded in the same pass.
 
     Args:
         path: a local file.
         wanted: one tuple (``places_of``, ``size``) per clip, as ``clip.decode_places`` takes them.
 
     Returns:
-        The facts, and one clip per entry of ``wanted``.
+        A tuple: the facts, and a list with one clip per entry of ``wanted``.
 
     Raises:
         VideoError: as ``clip.decode_clip``.
@@ -182,7 +182,7 @@ def probe_and_decode(path: AnyPath, wanted: Sequence[tuple[PlacesOf, int | None]
 
 
 class _ProbeSink:
-    """A sink that collects several clips of one video, and facts about its first frame."""
+    """A sink (receiver of decoded frames) that collects several clips of a video, and facts about its first frame."""
 
     def __init__(self, clips: Sequence[FrameSink]) -> None:
         self.clips = clips
@@ -190,7 +190,7 @@ class _ProbeSink:
         self.pixel_format, self.width, self.height, self.orientation = "", 0, 0, Orientation()
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Pass the frame to every clip, and record facts if it is the first."""
+        """Pass the frame to the sinks of all clips, and record facts if it is the first (``place`` 0)."""
         for clip in self.clips:
             clip.offer(place, frame)
         if place == 0:

@@ -1,6 +1,6 @@
 """Open a video safely: only local files, the best video stream, one decoder thread, and errors of type ``VideoError``.
 
-A folder of PNG or JPEG pictures is a video, too. Every picture is a frame; the frame rate is unknown.
+A folder of PNG or JPEG pictures is opened as a video, too. Every picture is a frame; the frame rate is unknown.
 """
 
 import errno
@@ -31,11 +31,11 @@ from fvc_lib.video.decode.file_parts import FilePart, parts_of, picture_names
 
 
 class VideoError(FvcError):
-    """A video that cannot be used.
+    """The error for a video that cannot be used; subclasses name the kind of fault.
 
     Attributes:
         path: the file.
-        reason: the kind of fault in one word, such as ``truncated``; tables count videos by it.
+        reason: the kind of fault in one word, such as ``truncated``, by which tables count videos.
         detail: description of the fault.
         remedy: advice to the user.
     """
@@ -66,7 +66,7 @@ class NoVideoStream(VideoError):
 
 
 class TruncatedVideo(VideoError):
-    """Frames that the container lists are missing in the file."""
+    """The file is incomplete: frames that its container lists are missing."""
 
     reason = "truncated"
     remedy = "Fetch the file again, or leave it out."
@@ -87,7 +87,7 @@ class UnsupportedVideo(VideoError):
 
 
 class RefusedVideo(VideoError):
-    """Decoding the file would need too much memory."""
+    """The file is rejected, because decoding or re-encoding it would need too much memory or time."""
 
     reason = "refused"
     remedy = "Re-encode the file to a smaller frame, or leave it out."
@@ -132,10 +132,10 @@ _IMPOSTORS = tuple(
 
 
 def impostor(head: bytes) -> tuple[str, str] | None:
-    """Return what a file is that is no video, such as a web page, by its first bytes.
+    """Recognise a file that is no video, such as a web page, by its first bytes ``head``.
 
     Returns:
-        A description of the file and a remedy; None if the file may be a video.
+        A tuple (description of the file, remedy); None if the file may be a video.
     """
     return next(((what, remedy) for pattern, what, remedy in _IMPOSTORS if pattern.match(head)), None)
 
@@ -163,8 +163,8 @@ class VideoSource:
     def packets(self) -> "Iterator[Packet[VideoStream]]":
         """Yield the packets of the stream, from the current position in the container on.
 
-        The last packet is empty and flushes the decoder. Other empty packets, with which QuickTime repeats a frame, are
-        left out, because the decoder would end at them.
+        The last packet is empty; it makes the decoder return the frames that it still holds. Other empty packets, with
+        which QuickTime repeats a frame, are left out, because the decoder would end at them.
         """
         # A stream of FLV, MPEG-PS or MPEG-TS may begin in mid-file. PyAV raises IndexError on its first packet only.
         while True:
@@ -244,7 +244,7 @@ def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource
 
 
 def check_size(path: Path, width: int, height: int) -> None:
-    """Raise an error for frames that would need gigabytes of memory.
+    """Raise an error for frames of ``width`` x ``height`` pixels that would need gigabytes of memory.
 
     Raises:
         RefusedVideo: the frames have more than ``MAX_PIXELS`` pixels.
@@ -255,7 +255,10 @@ def check_size(path: Path, width: int, height: int) -> None:
 
 @contextmanager
 def ffmpeg_errors(path: Path, kind: type[VideoError]) -> Iterator[None]:
-    """Turn an error of ffmpeg into ``kind``, and ``MemoryError`` into ``RefusedVideo``; let other errors pass."""
+    """Turn errors of ffmpeg in the ``with`` block into ``kind``, and ``MemoryError`` into ``RefusedVideo``.
+
+    ``path`` is the video, for the message. Other errors are not changed.
+    """
     try:
         yield
     except MemoryError as error:  # raised by ffmpeg, or by numpy for a frame that ffmpeg has decoded
@@ -270,10 +273,10 @@ def system_reason(error: Exception) -> str:
 
 
 def _content(path: Path) -> tuple[bytes, FilePart | None, int]:
-    """Return a tuple: bytes of the video, the part of a file that holds it, and its size in bytes.
+    """Return a tuple (content, part, size in bytes) of a video.
 
-    For a file the bytes are its first ``HEAD_BYTES``. For a folder of pictures they are the joined contents of all
-    pictures, and the part is None.
+    For a file, the content is its first ``HEAD_BYTES`` bytes, and the part is the range of bytes to open. For a folder
+    of pictures, the content is that of all pictures, joined, and the part is None.
 
     Raises:
         VideoError: the path cannot be read, a picture is damaged, the pictures are too large together, or the folder
@@ -302,7 +305,17 @@ def _content(path: Path) -> tuple[bytes, FilePart | None, int]:
 
 
 def _container(path: Path, content: bytes, part: FilePart | None, thorough: bool) -> InputContainer:
-    """Return the opened container. Arguments are those of ``open_video`` and results of ``_content``."""
+    """Open a container of ffmpeg and return it.
+
+    Args:
+        path: the video, for error messages.
+        content: its first bytes, or the joined contents of its pictures (``_content``).
+        part: the range of bytes to open; None: ``content`` is opened.
+        thorough: as for ``open_video``.
+
+    Raises:
+        UnreadableVideo: ffmpeg cannot open it.
+    """
     options = {"protocol_whitelist": "file,subfile", "format_whitelist": _CONTAINERS}
     if not thorough and _COMPLETE_HEADERS.match(content):
         options["codec_whitelist"] = "none"  # otherwise ffmpeg decodes frames while it opens a file
@@ -322,10 +335,10 @@ def _container(path: Path, content: bytes, part: FilePart | None, thorough: bool
 
 
 def _best_track(container: InputContainer) -> int:
-    """Return the index of the video track to decode.
+    """Return the stream index of the video track to decode.
 
-    This is ffmpeg's choice, unless that is a cover or a still picture. Otherwise it is the track with the widest
-    frames, among the tracks with more than one frame if there are any.
+    This is ffmpeg's choice, unless it is a cover or a still picture. In that case, tracks with more than one frame are
+    preferred, and among these the track with the widest frames.
     """
     best, num_packets = container.streams.best("video"), Counter[int]()
     with suppress(av.error.FFmpegError, IndexError):  # damage is found when the track is read

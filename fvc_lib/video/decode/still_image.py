@@ -36,7 +36,7 @@ _REMEDIES = {
 
 
 class StillImageError(FvcError):
-    """A picture that cannot be used.
+    """The error for a picture that cannot be used.
 
     Attributes:
         path: the file.
@@ -55,7 +55,13 @@ class StillImageError(FvcError):
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """Facts about a picture: width and height in pixels when upright, and size and SHA-256 of the file."""
+    """Facts about a picture and its file.
+
+    Attributes:
+        width, height: of the upright picture at full size, in pixels.
+        size_bytes: size of the file.
+        content_sha256: hexadecimal SHA-256 of the file.
+    """
 
     width: int
     height: int
@@ -64,7 +70,7 @@ class ImageFacts:
 
 
 def decode_image(path: AnyPath, *, shortest_side: int | None = None) -> Picture:
-    """Return the picture in ``path``, turned by its EXIF orientation.
+    """Return the picture in the file ``path``, turned upright by its EXIF orientation.
 
     Grey, palette and CMYK colours become RGB, transparent parts become white, and 16 bits per channel become 8. For an
     animation, the first frame is returned. Colour profiles are not applied. An orientation that cannot be read is
@@ -88,15 +94,15 @@ def decode_image(path: AnyPath, *, shortest_side: int | None = None) -> Picture:
 
 
 def examine_image(path: AnyPath, *, shortest_side: int = 1) -> tuple[ImageFacts, Picture]:
-    """Return facts and a reduced picture, after checking also for damage that Pillow ignores.
+    """Check a picture for damage, also for damage that Pillow ignores, and return facts and a reduced picture.
 
     Args:
-        path: as for ``decode_image``.
+        path: a regular file with any extension.
         shortest_side: least length of a side in pixels; the picture is reduced by the largest whole factor that
             leaves no side shorter.
 
     Returns:
-        Facts about the full picture, and the reduced picture, uint8 (H, W, 3).
+        A tuple: facts about the full picture, and the reduced picture, uint8 (H, W, 3).
 
     Raises:
         StillImageError: as for ``decode_image``, or Pillow decodes a JPEG though its coded data are damaged.
@@ -114,14 +120,15 @@ def examine_image(path: AnyPath, *, shortest_side: int = 1) -> tuple[ImageFacts,
 
 
 def write_picture(item: dict[str, Any]) -> dict[str, str]:
-    """Examine and decode a picture in a worker process.
+    """Decode a picture in a worker process, and write its pixels, uint8 (H, W, 3), to a NumPy file.
 
     Args:
-        item: ``source`` and ``target`` (paths), and ``shortest_side`` as for ``decode_image``.
+        item: a mapping with ``source`` (path of the picture), ``target`` (path of the NumPy file) and
+            ``shortest_side``, as for ``decode_image``.
 
     Returns:
-        A mapping with ``content_sha256``, the hash of the file; the pixels, uint8 (H, W, 3), are then in the NumPy file
-        ``target``. On failure, a mapping with ``image_error``, the message of the ``StillImageError``.
+        On success, a mapping with ``content_sha256``, the hash of the picture's file. On failure, a mapping with
+        ``image_error``, the message of the ``StillImageError``.
     """
     try:
         facts, _ = examine_image(item["source"])
@@ -146,7 +153,10 @@ def _read(path: Path) -> bytes:
 
 
 def _load(path: Path, content: bytes, shortest_side: int | None) -> tuple[Image.Image, tuple[int, int]]:
-    """Return the decoded picture, upright, and (width, height) of its full size."""
+    """Return a tuple: the decoded picture, upright, and the (width, height) of its full size.
+
+    ``content`` are the bytes of the file; ``shortest_side`` is as for ``decode_image``.
+    """
     with _pillow_errors(path):
         image = Image.open(io.BytesIO(content), formats=_formats())
         size = image.size
@@ -165,7 +175,7 @@ def _load(path: Path, content: bytes, shortest_side: int | None) -> tuple[Image.
 
 @functools.cache
 def _formats() -> tuple[str, ...]:
-    """Return the accepted formats that this build of Pillow supports."""
+    """Return the names of the accepted formats that this build of Pillow supports."""
     Image.init()
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
@@ -203,7 +213,7 @@ def _to_rgb(path: Path, image: Image.Image) -> Image.Image:
 
 @contextmanager
 def _pillow_errors(path: Path) -> Iterator[None]:
-    """Turn all errors into ``StillImageError``, because Pillow raises almost any exception for a damaged file."""
+    """Turn all errors in the ``with`` block into ``StillImageError``; Pillow raises any exception for damaged files."""
     try:
         yield
     except StillImageError:

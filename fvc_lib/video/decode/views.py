@@ -3,7 +3,7 @@
 A view may take clips of neighbouring frames, several clips per video, and crops. ``clip.decode_clip`` decodes the plain
 view: whole pictures, spread over the video.
 
-``decode_windows`` also decodes windows: overlapping clips along a whole video, with which every part of it is scored.
+``decode_windows`` also decodes windows: overlapping clips along a whole video, so that every part of it gets a score.
 Every window begins in the middle of the window before. If the view's clips consist of neighbouring frames
 (``window:STRIDE``), so do the windows. If the view's clips are spread over the video (``uniform``), the frames of a
 window are spread over about ``STRETCH_SECONDS``. There are at most ``MOST_WINDOWS`` windows. In longer videos, uniform
@@ -87,16 +87,22 @@ def decode_view(path: AnyPath, num_frames: int, side: int, view: View) -> tuple[
 
 
 def wanted_of(path: Path, num_frames: int, side: int, view: View) -> tuple[PlacesOf, int]:
-    """Return the arguments ``places_of`` and ``size`` for ``decode_places``, whose result ``seen_of`` takes.
+    """Return a tuple (``places_of``, ``size``): arguments with which ``decode_places`` decodes all frames of the clips.
 
-    Arguments and errors are those of ``decode_view``.
+    ``seen_of`` makes the clips of the view from these frames. Arguments and errors are those of ``decode_view``.
     """
     side_of_all = decoded_side(path, num_frames, side, view)
     return (lambda count: np.unique(clip_places(view, num_frames, count)[0])), side_of_all
 
 
 def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixels, list[SeenClip]]:
-    """Return the result of ``decode_view``, given ``decoded``, all frames that the clips need (``wanted_of``).
+    """Make the clips of a view from decoded frames, and return them as ``decode_view`` does.
+
+    Args:
+        decoded: the frames, decoded with the arguments that ``wanted_of`` returns.
+        num_frames: T, number of frames of one clip.
+        side: S, side of the square frames in pixels.
+        view: the view.
 
     Raises:
         CropError: the crop fails.
@@ -126,8 +132,14 @@ def clip_places(view: View, num_frames: int, num_source_frames: int) -> tuple[In
     the video is too short, the stride is reduced. If it still has too few frames, its last frame is repeated. Without a
     stride, the frames of every clip are spread over the video, and several clips are interleaved.
 
+    Args:
+        view: determines the number of clips (N) and the wanted stride.
+        num_frames: T, number of frames of one clip.
+        num_source_frames: number of frames of the video.
+
     Returns:
-        int64 (N, T), frame indices in presentation order, and the stride in frames; 0 for clips spread over the video.
+        A tuple: frame indices in presentation order, int64 (N, T), and the stride in frames. The stride is the distance
+        from one frame of a clip to the next; it is 0 for clips spread over the video.
     """
     n = num_source_frames
     if not view.stride:
@@ -142,7 +154,7 @@ def decoded_side(path: Path, num_frames: int, side: int, view: View) -> int:
     """Return the side in pixels of the square that frames are letterboxed to when they are decoded.
 
     For a view with a crop or a fit other than letterbox, the visible part is cut out of this square later. For other
-    views the result is ``side``.
+    views the result is ``side``. Arguments are those of ``decode_view``.
     """
     if not view.crop and view.fit == "letterbox":
         return side
@@ -165,8 +177,8 @@ def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, b
         side: S, side of the result in pixels.
 
     Returns:
-        The frames, uint8 (T, 3, S, S). The boxes that were cut out, float (T, 4): left, top, width and height in
-        pixels. Whether the crop found something; if False, the frames show the middle of the picture.
+        A tuple of three elements. The frames, uint8 (T, 3, S, S). The boxes that were cut out, float (T, 4): left, top,
+        width and height in pixels. Whether the crop found something; if False, the frames show the picture's middle.
 
     Raises:
         CropError: the crop fails.
@@ -189,7 +201,9 @@ def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, b
 
 
 def boxes_of(view: View, pictures: Pixels) -> Boxes | None:
-    """Return the squares that the crop of ``view`` finds, with the view's margin, (T, 4); None if it finds nothing.
+    """Return the squares that the crop of ``view`` finds, with the view's margin; None if it finds nothing.
+
+    The squares are float (T, 4): left, top, width and height in pixels.
 
     Args:
         view: a view with a crop.
@@ -213,7 +227,7 @@ def boxes_of(view: View, pictures: Pixels) -> Boxes | None:
 
 
 def square_boxes(boxes: Boxes, margin: float, height: int, width: int) -> Boxes:
-    """Return squares around boxes, with a margin, that lie inside the picture, (T, 4).
+    """Return squares around boxes that lie inside the picture, float (T, 4): left, top, width and height in pixels.
 
     A square has the centre of its box; its side is ``1 + margin`` times the longer side of the box. Squares larger than
     the picture are shrunk. Squares that reach beyond the picture are moved into it.
@@ -231,7 +245,13 @@ def square_boxes(boxes: Boxes, margin: float, height: int, width: int) -> Boxes:
 
 
 def cut_out(picture: Pixels, box: Boxes, side: int) -> Pixels:
-    """Return the part of ``picture`` (3, H, W) in ``box`` (4,), resized to uint8 (3, S, S) with antialiasing."""
+    """Return the part of a picture inside a box, resized to uint8 (3, S, S) with antialiasing.
+
+    Args:
+        picture: uint8 (3, H, W).
+        box: float (4,), left, top, width and height in pixels.
+        side: S, side of the result in pixels.
+    """
     from PIL import Image
 
     left, top, width, height = box.tolist()
@@ -253,13 +273,13 @@ StoreFrame = Callable[[int, Pixels], None]
 
 @dataclass(frozen=True)
 class Windows:
-    """The frames to decode for one video: M rows of T frames. The first N rows are the view's clips, then windows.
+    """The frames to decode for one video: M rows of T frames. The first N rows are the view's clips, the rest windows.
 
     Attributes:
         num_source_frames: number of frames of the video.
         places: int64 (M, T), frame indices in presentation order.
         stored: int64 (M, T), indices of the stored frames, as ``StoreFrame`` receives them.
-        num_clips: N.
+        num_clips: N, number of rows that are clips of the view.
         begins: float64 (M,), start of the first frame of every row, in seconds after the video's first frame.
         ends: float64 (M,), end of the last frame of every row, in seconds after the video's first frame.
         seconds: duration of the whole video in seconds.
@@ -303,9 +323,18 @@ def window_places(view: View, num_frames: int, num_source_frames: int, seconds: 
 def decode_windows(path: Path, num_frames: int, side: int, view: View, store: StoreFrame) -> Windows:
     """Decode a whole video, and pass the frames of its clips and windows to ``store``, in any order.
 
-    Returns the ``Windows``, which relate clips and windows to stored frames. The pixels equal those of
-    ``clip.decode_clip`` and ``decode_view`` for the same frame indices. If a first attempt at decoding fails, frames
-    are passed again.
+    The pixels equal those of ``clip.decode_clip`` and ``decode_view`` for the same frame indices.
+
+    Args:
+        path: a local file.
+        num_frames: T, number of frames of a clip or window.
+        side: S, side of the square frames in pixels.
+        view: determines the clips, and the stride and crop of windows.
+        store: called with (index, pixels) for every frame to store; again for all frames if a first attempt at
+            decoding fails.
+
+    Returns:
+        The ``Windows``, which state the stored frames of every clip and window.
 
     Raises:
         VideoError: the file is unreadable, truncated or corrupt, or its frames are not decoded in presentation order.
@@ -335,7 +364,7 @@ def _planned(view: View, num_frames: int, side: int, times: Seconds) -> Windows:
 
 
 class _WindowSink:
-    """A sink that receives wanted frames in presentation order, and stores them.
+    """A sink (receiver of decoded frames) that takes wanted frames in presentation order, and stores them.
 
     With a crop, frames stay in memory until their window is complete, because a crop is computed from all frames of a
     window.
@@ -344,8 +373,8 @@ class _WindowSink:
         opened: the video.
         windows: the wanted frames.
         view: the view of the run.
-        sides: sides in pixels of decoded frames, and of stored frames.
-        store: called with every frame to store.
+        sides: a tuple: side of decoded frames, side of stored frames, both in pixels.
+        store: called with (index, pixels) for every frame to store.
     """
 
     def __init__(
@@ -379,7 +408,10 @@ class _WindowSink:
         self._store(int(np.searchsorted(self._places, place)), picture)
 
     def _crop_windows(self, place: int, picture: Pixels) -> None:
-        """Store all windows whose last frame is ``picture``; forget frames that no later window needs."""
+        """Crop and store all windows that end at frame ``place``; forget frames that no later window needs.
+
+        ``picture`` holds the pixels of this frame, uint8 (3, H, W).
+        """
         self._held[place] = picture
         places = self.windows.places
         for number in np.flatnonzero(places[:, -1] == place):
