@@ -25,9 +25,9 @@ SOURCE_NAMES = {
 
 
 def source_name(source: str) -> str:
-    """Return the readable name of a control or the model, such as ``Metadata only`` for ``metadata_only``.
+    """Return the readable name of a source of scores: the model or a control (a simple predictor).
 
-    An unknown name is returned with spaces in place of ``_``.
+    For example, ``metadata_only`` gives ``Metadata only``. An unknown name is returned with spaces in place of ``_``.
     """
     return SOURCE_NAMES.get(source, source.replace("_", " "))
 
@@ -45,13 +45,13 @@ def metric_name(metric: str) -> str:
 
 
 def better_direction(metric: str) -> str:
-    """Return ``lower`` or ``higher``, the direction in which a metric is better. Unknown metrics give ``higher``."""
+    """Return ``lower`` if lower values of the metric are better, else ``higher``. Unknown metrics give ``higher``."""
     declared = declaration(metric)
     return (declared and declared.better) or "higher"
 
 
 def subject_name(subject: str) -> str:
-    """Return the readable name of the thing that a metric is about.
+    """Return the readable name of a metric's subject, the thing that the metric is about.
 
     Examples: ``text to video`` for ``text_to_video``, and ``calories`` for ``target:calories``.
     """

@@ -1,4 +1,7 @@
-"""The findings of an audit as sentences, as tables for people, and as files."""
+"""The findings of an audit as sentences, as tables for people, and as files.
+
+An audit compares detectors by their scores for the same videos (``analysis.audit.numbers``).
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,12 +27,14 @@ _NEEDS_REALS = {"true_positive_rate_at_1_percent": 100, "true_positive_rate_at_0
 
 
 def answer(audit: Audit) -> list[str]:
-    """Return sentences on the first detector of ``audit``, which is the one with the highest ROC AUC.
+    """Return the answer of an audit: sentences on the detector with the highest ROC AUC.
 
-    They compare it with the other detectors and with the controls, and name its floor, its worst slice and its error
-    rates at a threshold. A control is a simple predictor, such as one that sees metadata alone. The floor is the ROC
-    AUC with which the scores tell two sources of real videos apart. A slice holds the videos with one value of a
-    property, such as one generator.
+    The sentences compare this detector with the other detectors and with the controls. Then they give its floor, its
+    worst slice and its error rates at a threshold.
+
+    - A control is a simple predictor, such as one that sees metadata alone.
+    - The floor is the ROC AUC with which the scores tell two sources of real videos apart.
+    - A slice holds the videos with one value of a property, such as one generator.
     """
     first, number = audit.detectors[0], len(audit.detectors)
     ends = audit.compared(first)
@@ -44,7 +49,7 @@ def answer(audit: Audit) -> list[str]:
 
 
 def _videos_of(audit: Audit, detector: str) -> str:
-    """Return the numbers of videos and groups behind ``Audit.compared`` as text.
+    """Return text on how many videos and groups the ROC AUC of ``detector`` is measured on (``Audit.compared``).
 
     Examples: ``96 videos in 24 groups``, and ``the 90 of 96 videos that all answered, in 24 groups``.
     """
@@ -110,10 +115,10 @@ def _worst_slice(audit: Audit, first: str) -> list[str]:
 
 
 def _threshold(audit: Audit, first: str) -> list[str]:
-    """Return a sentence on the error rates at the threshold of ``Settings.decides_at``.
+    """Return one sentence on the shares of reals and of fakes that the detector ``first`` calls fake.
 
-    For the default ``best``, the threshold for 1 % false alarms is reported instead. If that threshold is not
-    available, the list is empty.
+    The threshold is that of ``Settings.decides_at``. For the default ``best``, it is the threshold for 1 % false
+    alarms. Without these shares, the sentence says so, or the list is empty for ``best``.
     """
     how = audit.settings
     point = "fpr=0.01" if how.decides_at == "best" else how.decides_at
@@ -128,11 +133,12 @@ def _threshold(audit: Audit, first: str) -> list[str]:
 
 
 def cautions(audit: Audit, *, has_groups: bool, notes: Sequence[str] = ()) -> list[str]:
-    """Return the limits of the audit's numbers, one sentence for each limit.
+    """Return sentences on the limits of an audit, such as videos without a score, or too few reals for a metric.
 
     Args:
         audit: the outcome of ``audit_scores``.
-        has_groups: whether the user's table of videos has a column of groups.
+        has_groups: whether the user's table of videos has a column of groups. A group holds copies and cuts of the
+            same video.
         notes: further sentences, which are returned first.
     """
     lines, first, main = list(notes), audit.detectors[0], metric_name(MAIN_METRIC)
@@ -177,10 +183,17 @@ _STANDINGS = {True: "yes", False: "no", None: "not shown"}
 
 
 def main_table(audit: Audit) -> pl.DataFrame:
-    """Return one row per detector: its ROC AUC, its floor, and whether it is above its controls.
+    """Return the table of an audit for people, one row per detector. A column without any value is left out.
 
-    Numbers are text with intervals. ``answered_share`` is the share of videos that it scored. A column without any
-    value is left out.
+    Columns:
+
+    - ``detector``: name of the detector.
+    - ``auc``: ROC AUC on all videos that the detector scored, as text with its interval.
+    - ``common``: ROC AUC on the videos that all detectors scored.
+    - ``floors``: ROC AUC with which the scores tell two sources of real videos apart.
+    - ``shuffled``: ROC AUC after labels were shuffled between groups.
+    - ``above_controls``: "yes", "no" or "not shown". Controls are simple predictors.
+    - ``answered_share``: share of the videos that the detector scored, a number in [0, 1].
     """
     rows = []
     for name in audit.detectors:
@@ -195,7 +208,7 @@ def main_table(audit: Audit) -> pl.DataFrame:
 
 
 def metric_table(audit: Audit, *, of_ranking: bool) -> pl.DataFrame:
-    """Return one row per detector and one column per metric, as text with intervals.
+    """Return a table of metrics as text with intervals, one row per detector and one column per metric.
 
     Each detector is measured on the videos that it scored.
 

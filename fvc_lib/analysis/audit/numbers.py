@@ -1,8 +1,8 @@
-"""The numbers of an audit of anyone's scores, with intervals over groups.
+"""The numbers of an audit: metrics and controls of anyone's detectors, computed from a table of their scores.
 
 A detector answers a video by giving it a score. Each detector is judged on the videos that it answered. Detectors are
-compared on the videos that all of them answered. A half-sample is a random half of the groups; all intervals come from
-half-samples.
+compared on the videos that all of them answered. A group holds videos that belong together, such as copies and cuts of
+the same video. A half-sample is a random half of the groups, and all intervals come from half-samples.
 """
 
 from collections import Counter, defaultdict
@@ -64,11 +64,11 @@ class Settings:
     """Settings of an audit.
 
     Attributes:
-        decides_at: a rule that chooses a threshold, or a threshold that comes with the scores. Rules are ``best``
-            (highest balanced accuracy), ``fpr=0.01`` and ``cost=5:1`` (false alarm to miss). The groups are split into
-            two halves, and the rule chooses the threshold of each half on the other one. ``threshold=0.5`` gives the
-            threshold itself.
-        replicates: number of half-samples behind each interval.
+        decides_at: a fixed threshold such as ``threshold=0.5``, or a rule that chooses a threshold. Rules are ``best``
+            (highest balanced accuracy), ``fpr=0.01`` (1 % false alarms), and ``cost=5:1`` (least cost if a false alarm
+            costs five times as much as a miss). The groups are split into two halves. The rule chooses the threshold
+            of each half on the other half.
+        replicates: number of half-samples (random halves of the groups) behind each interval.
         seed: seed of every random draw.
         confidence: coverage of every interval, such as 0.95.
 
@@ -90,7 +90,7 @@ class Settings:
 
     @property
     def threshold(self) -> float | None:
-        """The threshold that comes with the scores. None if ``decides_at`` is a rule."""
+        """The number of a fixed threshold, such as 0.5 for ``threshold=0.5``. None if ``decides_at`` is a rule."""
         name, _, number = self.decides_at.partition("=")
         return float(number) if name == "threshold" else None
 
@@ -177,10 +177,11 @@ class Audit:
         return ends_of(self.numbers.filter(detector=detector, metric=metric)) or (None, None, None)
 
     def compared(self, detector: str) -> Ends:
-        """Return ``(value, low, high)`` of the main metric of ``detector``, on the common videos if possible.
+        """Return ``(value, low, high)``, the ROC AUC of ``detector`` with its interval, for comparing detectors.
 
-        If the detectors were not compared on common videos, it is measured on the videos that ``detector`` answered.
-        Common videos are fairer: on the others, a detector that skips hard videos looks better.
+        It is measured on the videos that all detectors answered, because a detector that skips hard videos would look
+        better. If the detectors cannot be compared, it is measured on the videos that ``detector`` answered. Undefined
+        numbers are None.
         """
         return ends_of(self.common.filter(detector=detector)) or self.interval(detector)
 
@@ -189,14 +190,15 @@ class Audit:
         return self.coverage.filter(detector=detector)[column].item()
 
     def honest_controls(self, detector: str) -> pl.DataFrame:
-        """Return the rows of ``controls`` of a detector, without undefined values and without leaking splits."""
+        """Return the rows of ``controls`` for ``detector`` whose control has a value and was split without a leak."""
         is_honest = ~pl.col("source").is_in(list(DISHONEST_CONTROLS))
         return self.controls.filter(is_honest, detector=detector).drop_nulls("value")
 
     def above_controls(self, detector: str) -> bool | None:
-        """Return whether a detector is above every row of ``honest_controls``.
+        """Return True if ``detector`` is above every control in ``honest_controls``, and False if it is not.
 
-        Return None if it is above all of them, but a control that needs the videos (metadata, clip length) is missing.
+        Return None if it is above all of them, but a control that needs the videos (metadata or clip length) is
+        missing.
         """
         honest = self.honest_controls(detector)
         if not honest["is_above"].all():
@@ -226,31 +228,32 @@ class _Rows:
     how: Settings
 
     def part(self, chosen: Mask) -> "_Rows":
-        """Return the rows where ``chosen``, bool (n,), is True."""
+        """Return the selection of the videos for which ``chosen``, bool (n,), is True."""
         return _Rows(self.places[chosen], self.labels[chosen], self.groups[chosen], self.how)
 
     @property
     def has_both_labels(self) -> bool:
-        """Whether there are reals and fakes."""
+        """Whether the selection holds reals as well as fakes."""
         return np.unique(self.labels).size == 2
 
     @property
     def num_groups(self) -> int:
-        """Number of groups."""
+        """Number of different groups in the selection."""
         return len(set(self.groups.tolist()))
 
     def drawn(self, measures: Sequence[tuple[Metric, npt.ArrayLike]]) -> ReplicateValues:
-        """Return the values of ``measures`` on these n rows and in each half-sample.
+        """Return the values of ``measures`` on these n videos and in each half-sample (random half of their groups).
 
-        ``measures`` are pairs of a metric and its input (n,). All measures use the same half-samples.
+        ``measures`` are pairs of a metric function and its input (n,), such as scores. All measures use the same
+        half-samples.
         """
         how = self.how
         return replicate_values(self.labels, measures, self.groups, replicates=how.replicates, seed=how.seed)
 
     def ends(self, measures: Sequence[tuple[Metric, npt.ArrayLike]]) -> list[tuple[Any, ...]]:
-        """Return ``(value, low, high, number of rows, number of groups)`` of each pair in ``measures``.
+        """Return a tuple ``(value, low, high, number of videos, number of groups)`` for each pair in ``measures``.
 
-        A pair consists of a metric and its input (n,).
+        A pair consists of a metric function and its input (n,). ``low`` and ``high`` are the ends of the interval.
         """
         return [interval.row() for interval in intervals_of(self.drawn(measures), self.how.confidence)]
 
@@ -262,15 +265,17 @@ def audit_scores(
     *,
     controls: Mapping[str, pl.DataFrame] | None = None,
 ) -> Audit:
-    """Compute all numbers of an audit.
+    """Return all numbers of an audit of the detectors in ``scores``.
 
     Args:
-        videos: ``video_id label group_id generator real_source corpus``. A video with a null group is a group of its
-            own.
-        scores: one Float64 column per detector. Row i belongs to row i of ``videos``. Null means no answer.
+        videos: one row per video with the columns ``video_id label group_id generator real_source corpus``. ``label``
+            is "real" or "fake". A video whose ``group_id`` is null is a group of its own.
+        scores: one Float64 column per detector, higher for fakes. Row i belongs to row i of ``videos``. Null means
+            that the detector did not answer.
         how: the settings. None: the defaults.
-        controls: maps the name of a control to a frame with the columns ``fold score``. Row i belongs to row i of
-            ``videos``. A null score means that the control has no score for the video.
+        controls: maps the name of a control (a simple predictor) to its scores, a frame with the columns ``fold
+            score``. Row i belongs to row i of ``videos``. A null score means that the control has no score for the
+            video.
 
     Raises:
         ValueError: lengths differ, or there is only one label.
@@ -354,11 +359,12 @@ def _of_detector(videos: pl.DataFrame, column: FloatArray, rows: _Rows) -> dict[
 
 
 def _limits(scores: FloatArray, rows: _Rows) -> dict[str, tuple[FloatArray, bool]]:
-    """Return a dict from operating point, such as ``fpr=0.01``, to ``(thresholds, is_resolved)``.
+    """Return the decision thresholds of one detector: a dict from operating point to ``(thresholds, is_resolved)``.
 
-    ``thresholds``, float64 (n,), holds the threshold of each row. Each half of the groups gets the threshold that was
-    chosen on the other half. ``is_resolved`` says whether there are enough reals for the point. If a half lacks a
-    label, only a threshold that comes with the scores is returned.
+    An operating point is a text such as ``fpr=0.01``. ``thresholds``, float64 (n,), holds the threshold of each video.
+    The groups are split into two halves, and each half gets the threshold that was chosen on the other half.
+    ``is_resolved`` says whether both halves have enough reals for the operating point. If a half lacks reals or fakes,
+    no threshold is chosen, and only a fixed threshold (``Settings.threshold``) is returned.
 
     Args:
         scores: float64 (n,), the scores of ``rows``.
@@ -380,10 +386,10 @@ def _limits(scores: FloatArray, rows: _Rows) -> dict[str, tuple[FloatArray, bool
 def _measures(
     scores: FloatArray, limits: Mapping[str, tuple[FloatArray, bool]], how: Settings
 ) -> dict[tuple[str, ...], tuple[Metric, FloatArray]]:
-    """Return a dict from a key to a pair of a metric function and its input (n,).
+    """Return what to measure for one detector: a dict from a key to a pair of a metric function and its input (n,).
 
-    The key is ``(metric,)``, or ``(operating point, "fpr")`` and ``(operating point, "tpr")``. Metrics of probabilities
-    are left out if a score is outside [0, 1].
+    Keys are ``(metric,)``, such as ``("roc_auc",)``, and ``(operating point, "fpr")`` and ``(operating point, "tpr")``,
+    such as ``("fpr=0.01", "tpr")``. Metrics of probabilities are left out if a score is outside [0, 1].
 
     Args:
         scores: float64 (n,), the scores of one detector.
@@ -404,10 +410,11 @@ def _measures(
 
 
 def _slices(videos: pl.DataFrame, scores: FloatArray, called: IntArray | None, rows: _Rows) -> Iterator[Row]:
-    """Yield rows of ``Audit.slices`` without the name of the detector.
+    """Yield rows of ``Audit.slices`` for one detector, without the detector's name.
 
-    The fakes of a generator are measured against all reals, and the reals of a source against all fakes. A corpus is
-    measured with its own reals and fakes.
+    A slice holds the videos with one generator, one source of reals or one corpus. The fakes of a generator are
+    measured against all reals, and the reals of a source against all fakes. A corpus is measured with its own reals and
+    fakes.
 
     Args:
         videos: the n videos that the detector answered.
@@ -430,10 +437,10 @@ def _slices(videos: pl.DataFrame, scores: FloatArray, called: IntArray | None, r
 
 
 def _slice_names(column: pl.Series, sliced: Mask) -> Groups:
-    """Return the name of the slice that each row belongs to, object (n,).
+    """Return the name of the slice that each of n videos belongs to, object (n,).
 
-    The name is the value in ``column``. Only the 12 values that are most frequent in the rows where ``sliced``, bool
-    (n,), is True keep their names. Other values become ``ALL_OTHERS``, and null becomes ``NOT_KNOWN``.
+    The name is the value in ``column`` if the value is among the 12 most frequent ones. Other values become
+    ``ALL_OTHERS``, and null becomes ``NOT_KNOWN``. Frequencies are counted where ``sliced``, bool (n,), is True.
     """
     counts = Counter(column.filter(pl.Series(sliced)).drop_nulls())
     frequent = sorted(counts, key=lambda value: (-counts[value], value))[:_MOST_SLICES]
@@ -469,9 +476,14 @@ def _coverage(labels: IntArray, scores: FloatArray) -> Row:
 
 
 def _differences(names: Sequence[str], drawn: ReplicateValues, how: Settings) -> Iterator[Row]:
-    """Yield rows of ``Audit.differences``, one for each pair of detectors.
+    """Yield rows of ``Audit.differences``, one for each pair of detectors: the second ROC AUC minus the first.
 
-    ``drawn`` holds the ROC AUC of the detectors in the order of ``names``. Holm's method adjusts p for all pairs.
+    Holm's method adjusts the p-values for all pairs.
+
+    Args:
+        names: names of the detectors.
+        drawn: ROC AUC of the detectors, in the order of ``names``, on all common videos and in each half-sample.
+        how: the settings of the audit.
     """
     pairs = list(combinations(range(len(names)), 2))
     differences = [paired_difference(drawn, *pair, confidence=how.confidence) for pair in pairs]
@@ -482,9 +494,9 @@ def _differences(names: Sequence[str], drawn: ReplicateValues, how: Settings) ->
 
 
 def _controls(controls: Mapping[str, pl.DataFrame], columns: Mapping[str, FloatArray], rows: _Rows) -> Iterator[Row]:
-    """Yield rows of ``Audit.controls``, one for each detector and control.
+    """Yield rows of ``Audit.controls``, one for each pair of a detector and a control (a simple predictor).
 
-    Detector and control are measured on the videos of ``rows`` for which the control has a score.
+    Both are measured on the videos of ``rows`` for which the control has a score.
 
     Args:
         controls: as in ``audit_scores``.

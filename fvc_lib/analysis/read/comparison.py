@@ -72,10 +72,10 @@ Refusal = tuple[str, str]  # (name of a run that is not compared, reason with a 
 
 @dataclass(frozen=True, eq=False)
 class JudgedRun:
-    """A run or an ensemble that can be compared.
+    """A finished run or ensemble whose predictions can be compared with those of other runs.
 
     Attributes:
-        name: name of the run: its id, or its path if another run has the same id.
+        name: the run's id, or its path if another run has the same id.
         run: the run's folder.
         predictions: rows of PREDICTIONS of all folds, ordered by ``video_id``.
     """
@@ -96,7 +96,7 @@ class JudgedRun:
 
     @cached_property
     def parts(self) -> tuple[RunConfig, ...]:
-        """The configuration of a run, or the configurations of all members of an ensemble."""
+        """The configurations of the networks: one for a single run, one for each member of an ensemble."""
         if not is_ensemble(self.run.root):
             return (self.config,)
         members = members_of(self.run.root, read_ensemble(self.run.root))
@@ -104,9 +104,9 @@ class JudgedRun:
 
     @cached_property
     def detector(self) -> str:
-        """A SHA-256 digest that is equal for runs that differ in their seeds alone.
+        """A SHA-256 digest that identifies the detector. It is equal for runs that differ in their seeds alone.
 
-        A file that the user supplied (model, weights, crop) enters with the digest that the training recorded.
+        For a file that the user supplied (model, weights, crop), the digest that the training recorded is used.
         """
         if is_ensemble(self.run.root):
             return sha256_of_json({**read_json_object(self.run.root / ENSEMBLE_RECORD), "name": ""})
@@ -117,11 +117,12 @@ class JudgedRun:
 
 
 def judged_runs(runs: Sequence[RunPaths], *, finished: bool = False) -> tuple[list[JudgedRun], list[Refusal]]:
-    """Read ``runs``, and return those that can be compared and a refusal for each other run.
+    """Read ``runs``. Return ``(judged, refusals)``: the runs that can be compared, and the others with reasons.
 
     Args:
         runs: the runs. A run that occurs twice is read once.
-        finished: whether a run must also have ended, with results that agree with its predictions.
+        finished: whether a run must also have ended, with results that agree with its predictions. If False, it only
+            needs predictions for all folds.
     """
     different = list({run.root.resolve(): run for run in runs}.values())
     judged, refusals = [], []
@@ -183,7 +184,10 @@ def _resume(run: RunPaths) -> str:
 
 
 def with_data_of_first(runs: Sequence[JudgedRun]) -> tuple[list[JudgedRun], list[Refusal]]:
-    """Return the runs that were judged on the same data as the first, and a refusal for each other run."""
+    """Return ``(alike, refusals)``: the runs that were tested on the same data as the first, and the other runs.
+
+    Data are the same if videos, labels, groups and folds are equal. A refusal is a pair of a name and a reason.
+    """
     alike, refusals = [], []
     for run in runs:
         first, other = (judged.predictions.select(_DATA) for judged in (runs[0], run))
@@ -220,14 +224,15 @@ def runs_to_compare(names: Sequence[str], runs_dir: AnyPath) -> list[RunPaths]:
 def comparable_runs(
     runs: Sequence[RunPaths], reference: RunPaths | None = None, without_run: Sequence[Sequence[str]] = ()
 ) -> tuple[list[JudgedRun], list[Refusal]]:
-    """Return the finished ``runs`` that can be compared, the first of them as reference, and refusals of the others.
+    """Return ``(chosen, refusals)``: the runs that can be compared, the reference first, and the others with reasons.
 
-    Of several runs of the same training only the newest counts: copies would hide the variation between trainings.
+    If several runs have the same parameters and seed, only the newest is used. Copies would hide the variation between
+    trainings.
 
     Args:
         runs: finished runs and ensembles.
         reference: the run to return first. None: the first of ``runs`` that can be compared.
-        without_run: pairs ``(name, reason)`` of wanted runs that do not exist. They become refusals.
+        without_run: pairs ``(name, reason)`` of wanted runs that do not exist. They are returned as refusals.
 
     Raises:
         DataError: ``reference`` cannot be compared.
@@ -247,9 +252,9 @@ def comparable_runs(
 
 
 def names_of(runs: Sequence[JudgedRun]) -> list[str]:
-    """Return a name for the detector of each run: its model and the parameters in which it differs from the first run.
+    """Return a name for the detector of each run: its model and the parameters that differ from those of the first run.
 
-    An ensemble is named after its members.
+    An ensemble is named after its members. If two names are equal, the name of the run is appended.
     """
     names, first = [], runs[0].config.relevant()
     for run in runs:
@@ -263,7 +268,7 @@ def names_of(runs: Sequence[JudgedRun]) -> list[str]:
 
 
 def replicates_of(runs: Sequence[JudgedRun], metric: str, *, replicates: int, seed: int) -> ReplicateValues:
-    """Return ``metric`` of each run on all videos and in each half-sample of the groups.
+    """Return ``metric`` of each run on all videos and in each half-sample, a random half of the groups.
 
     Args:
         runs: runs with the same videos, labels, groups and folds (``with_data_of_first``).
@@ -278,7 +283,7 @@ def replicates_of(runs: Sequence[JudgedRun], metric: str, *, replicates: int, se
 def replicates_over_folds(
     videos: pl.DataFrame, scored: Sequence[tuple[str, pl.Series, pl.Series]], *, replicates: int, seed: int
 ) -> ReplicateValues:
-    """Return several metrics on all N videos and in each half-sample of the groups.
+    """Return several metrics on all N videos and in each half-sample, a random half of the groups.
 
     Args:
         videos: N rows with ``label group_id fold``. If a column ``target`` has several values, each metric is the mean
@@ -301,15 +306,15 @@ def replicates_over_folds(
 
 @dataclass(frozen=True)
 class PairComparison:
-    """The metric of a second model minus that of a first.
+    """The difference of two detectors in one metric: the value of the second minus the value of the first.
 
     Attributes:
-        first: name of the first model.
-        second: name of the second model.
+        first: name of the first detector or run.
+        second: name of the second detector or run.
         difference: the difference with its interval over groups.
         holm_p_value: p-value, adjusted for all pairs of the comparison by Holm's method.
         is_shown: whether ``holm_p_value`` is at most 1 - confidence, and no other reason forbids the claim. Such
-            reasons are a trial (a run on part of its corpus), or a better model that is not above its controls.
+            reasons are a trial (a run on part of its corpus), or that the better detector is not above its controls.
         finding: the result as a sentence.
     """
 
@@ -366,16 +371,17 @@ def compare_named(
     seed: int,
     confidence: float,
 ) -> Comparison:
-    """Compare pairs of detectors by the mean of the metric over their runs, with Holm's adjustment of p-values.
+    """Compare pairs of detectors by the mean of a metric over their runs.
 
-    If a run is a trial (on part of its corpus), no pair counts as shown.
+    Holm's method adjusts the p-values for all ``pairs``. If a run is a trial (on part of its corpus), no difference
+    counts as shown.
 
     Args:
         named: maps the name of a detector to its runs.
         pairs: the pairs of names to compare. A difference is the second minus the first.
         metric: a key of ``METRICS``.
-        limits: maps a name to the reason why no difference counts as shown in favour of that detector.
-        replicates: number of half-samples of the groups.
+        limits: maps the name of a detector to the reason why no difference in its favour may count as shown.
+        replicates: number of half-samples (random halves of the groups) behind each interval.
         seed: seed of the half-samples.
         confidence: coverage of the intervals.
     """
@@ -437,9 +443,9 @@ def compare(
     the differences may vary with the choice of videos. They do not cover the variation between trainings.
 
     Args:
-        runs: two or more.
-        metric: a key of ``METRICS``.
-        replicates: number of half-samples of the groups.
+        runs: two or more runs or ensembles.
+        metric: a key of ``METRICS``, such as ``roc_auc``.
+        replicates: number of half-samples (random halves of the groups) behind each interval.
         seed: seed of the half-samples.
         confidence: coverage of the intervals.
 
@@ -460,7 +466,10 @@ def compare(
 
 
 def lines(comparison: Comparison) -> tuple[str, ...]:
-    """Return ``comparison`` as lines of plain text: values of the runs, findings on the pairs, and refusals."""
+    """Return ``comparison`` as lines of plain text.
+
+    They hold the value of each run, a sentence on each pair, and the runs that are not compared, with reasons.
+    """
     shown = [f"{metric_name(comparison.metric)} with {comparison.confidence:.0%} interval"]
     for name, value in comparison.values.items():
         number = interval_text(*value.row()[:3])
@@ -532,16 +541,16 @@ def against_members(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Comparison:
-    """Compare an ensemble with each member, the member with the highest ROC AUC first.
+    """Compare the ROC AUC of an ensemble with that of each member. The member with the highest ROC AUC comes first.
 
-    The best member is chosen on the same videos, which favours it. If the ensemble is not above its controls, no
-    difference counts as shown in its favour.
+    This best member is chosen on the same videos as it is compared on, which favours it. If the ensemble is not above
+    its controls, no difference counts as shown in its favour.
 
     Args:
         folder: folder of the ensemble.
         members: its members.
-        headline: the headline of the ensemble, with its verdict against the controls.
-        replicates: number of half-samples of the groups.
+        headline: the headline of the ensemble, with its verdict against the controls (simple predictors).
+        replicates: number of half-samples (random halves of the groups) behind each interval.
         seed: seed of the half-samples.
         confidence: coverage of the intervals.
 
@@ -559,9 +568,13 @@ def against_members(
 
 
 def answer(comparison: Comparison, headline: ReportHeadline) -> list[str]:
-    """Return sentences: the ROC AUC of the ensemble, whether it beats its best member, and its verdict.
+    """Return sentences on the ROC AUC of an ensemble, on whether it beats its best member, and on its verdict.
 
-    ``comparison`` is the outcome of ``against_members``, and ``headline`` is that of the ensemble.
+    The verdict says whether the ensemble is above its controls (simple predictors).
+
+    Args:
+        comparison: the outcome of ``against_members``.
+        headline: the headline of the ensemble.
     """
     best = comparison.pairs[0]
     numbers = {name: interval_text(*interval.row()[:3]) for name, interval in comparison.values.items()}

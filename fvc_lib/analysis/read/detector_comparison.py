@@ -1,7 +1,8 @@
 """Compare detectors: their metrics, differences from a reference and costs, as tables and files.
 
-A detector is a set of runs that differ in their seeds alone, or an ensemble. The mark behind a number says whether it
-is the best (``MARKS``).
+A detector is a set of runs that differ in their seeds alone, or an ensemble. A control is a simple predictor that a
+detector must beat, such as one that sees metadata alone. The mark behind a number says whether it is the best
+(``MARKS``).
 """
 
 import itertools
@@ -67,7 +68,7 @@ class Detector:
     Attributes:
         name: name, unique within the comparison.
         runs: the runs, ordered by seed.
-        num_above_controls: number of runs that are above every control.
+        num_above_controls: number of runs that are above every control (a simple predictor).
         intervals: maps a metric to the mean over the runs, with an interval over groups.
         spread: maps a metric to the smallest and the largest value of a single run.
         cost: maps the known entries of ``COSTS`` to their values.
@@ -84,12 +85,12 @@ class Detector:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The names of the networks, without repetition."""
+        """The names of the detector's networks, without repetition; several for an ensemble of different networks."""
         return tuple(dict.fromkeys(part.model for part in self.runs[0].parts))
 
     @property
     def is_above_controls(self) -> bool:
-        """Whether all runs are above every control."""
+        """Whether all runs of the detector are above every control, the simple predictors that it must beat."""
         return self.num_above_controls == len(self.runs)
 
 
@@ -120,7 +121,7 @@ def compare_detectors(
     confidence: float = 0.95,
     measure_costs: MeasureCosts | None = None,
 ) -> DetectorComparison:
-    """Compare the detectors of ``runs`` with that of the first run, the reference.
+    """Compare detectors in all ``DETECTOR_METRICS``. The detector of the first run is the reference.
 
     Intervals and p-values describe how results may vary with the choice of videos. The spread over runs describes how
     they may vary with the seed of the training.
@@ -128,13 +129,14 @@ def compare_detectors(
     Args:
         runs: finished runs and ensembles on the same data (``comparison.comparable_runs``).
         left_out: runs that are not compared, and wanted combinations of parameters without a run. Both have a reason.
-        replicates: number of half-samples of the groups.
+        replicates: number of half-samples (random halves of the groups) behind each interval.
         confidence: coverage of every interval.
         measure_costs: takes the configurations of a detector's networks, and returns for each a dict from entries of
             ``COSTS`` to values. The costs of a detector are the sums over its networks. None: nothing is measured.
 
     Raises:
-        DataError: there are fewer than two detectors, and not one that was trained several times.
+        DataError: there are fewer than two detectors. One detector is enough if it has several runs, and no run was
+            left out.
     """
     by_detector: dict[str, list[JudgedRun]] = {run.detector: [] for run in runs}
     for run in sorted(runs, key=lambda run: run.config.seed):
@@ -186,10 +188,11 @@ def _costs(judged: Sequence[JudgedRun], measure: MeasureCosts | None) -> dict[st
 
 
 def _mark(compared: Comparison, name: str) -> str:
-    """Return the mark of ``name``: ``BEST`` or ``HIGHEST`` if it has the best value of two or more, else an empty text.
+    """Return the mark of the detector ``name`` in the metric of ``compared``: ``BEST``, ``HIGHEST`` or an empty text.
 
-    ``BEST`` needs a shown difference from every other name. Its p-values must be adjusted for all pairs, because which
-    name is best is only known after looking at the values.
+    The text is empty if another detector has a better value, or there is no other one. ``BEST`` means that the
+    difference from every other detector is shown. The p-values of ``compared`` must be adjusted for all pairs, because
+    which detector is best is only known after looking at the values.
     """
     best = max if direction(compared.metric) == "higher" else min
     values = [interval.value for interval in compared.values.values() if math.isfinite(interval.value)]
@@ -210,9 +213,10 @@ HEADINGS = {
 
 
 def detector_table(comparison: DetectorComparison) -> pl.DataFrame:
-    """Return one row per detector for readers: ROC AUC with interval and mark, difference from the reference, costs.
+    """Return the main table for readers, one row per detector. Most values are text with units.
 
-    Most values are text with units. ``number_table`` has the numbers.
+    It holds the ROC AUC with interval and mark, the difference from the reference, the number of runs above all
+    controls, and the costs. ``number_table`` has the numbers.
     """
     by_name, rows = {pair.second: pair for pair in comparison.differences}, []
     for detector in comparison.detectors:
@@ -244,7 +248,10 @@ def _marked(detector: Detector, metric: str) -> str:
 
 
 def metric_table(comparison: DetectorComparison) -> pl.DataFrame:
-    """Return one row per detector and one column per metric: text with the interval over groups and the mark."""
+    """Return a table of metrics, one row per detector and one column per metric.
+
+    Values are text: the mean over the runs, its interval over groups, and the mark of the best value (``MARKS``).
+    """
     return pl.DataFrame(
         {"detector": detector.name, **{metric: _marked(detector, metric) for metric in detector.intervals}}
         for detector in comparison.detectors
@@ -252,9 +259,10 @@ def metric_table(comparison: DetectorComparison) -> pl.DataFrame:
 
 
 def run_table(runs: Sequence[tuple[JudgedRun, str]]) -> pl.DataFrame:
-    """Return one row per run: its ROC AUC with interval, and its verdict against the controls.
+    """Return one row per run: ``run_id detector seed roc_auc standing verdict trial``.
 
-    ``runs`` are pairs of a run and the name of its detector (``runs_of``).
+    ``roc_auc`` is text with the interval. ``standing`` and ``verdict`` say whether the run is above its controls, the
+    simple predictors that it must beat. ``runs`` are pairs of a run and the name of its detector (``runs_of``).
     """
     rows = []
     for run, detector in runs:
@@ -278,10 +286,10 @@ def left_out_table(comparison: DetectorComparison) -> pl.DataFrame:
 
 
 def weight_table(names: Sequence[str], rules: Sequence[FoldRule]) -> pl.DataFrame:
-    """Return one row per fold of an ensemble: the rule that combines the detectors' scores.
+    """Return the rules by which an ensemble combines the scores of its detectors, one row per fold.
 
-    Columns are ``fold fitted_on in_groups``, the weight of each detector, and ``intercept threshold``. The rule was
-    fitted on ``fitted_on`` videos in ``in_groups`` groups.
+    Columns are ``fold fitted_on in_groups``, one column with the weight of each detector, and ``intercept threshold``.
+    The rule was fitted on ``fitted_on`` videos in ``in_groups`` groups.
 
     Args:
         names: names of the detectors, in the order of the weights.
@@ -298,7 +306,7 @@ def weight_table(names: Sequence[str], rules: Sequence[FoldRule]) -> pl.DataFram
 
 
 def number_table(comparison: DetectorComparison) -> pl.DataFrame:
-    """Return one row per detector for programs: all metrics and costs as numbers that are not rounded."""
+    """Return all metrics and costs as numbers that are not rounded, one row per detector. The table is for programs."""
     by_name, rows = {pair.second: pair for pair in comparison.differences}, []
     marks = {BEST: "best, shown", HIGHEST: "best, not shown"}
     for detector in comparison.detectors:

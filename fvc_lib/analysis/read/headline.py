@@ -1,4 +1,4 @@
-"""The headline of a run: its main score, its controls, and whether the score is above them.
+"""The headline of a run: its main score, the scores of its controls, and whether the main score is above them.
 
 A control is a simple predictor that a detector must beat, such as metadata alone. A floor is a control that tells two
 sources of real videos apart: it shows how far a score may come from recognising sources.
@@ -110,15 +110,15 @@ class Score:
 
 @dataclass(frozen=True)
 class Measure:
-    """The metric of a headline, and what was judged by it.
+    """The main metric of a run, with the facts that a reader needs to interpret its scores.
 
     Attributes:
-        name: name of the metric.
+        name: readable name of the metric.
         one: name of a sample in the singular, such as ``video``.
         chance: the score of guessing. None if it depends on the corpus.
         remark: a sentence on the limits of the score.
-        is_split_in_folds: whether every sample was judged, in the test part of a fold. If False, only one test part was
-            judged.
+        is_split_in_folds: whether every sample was judged once, in the test part of its fold (cross-validation). If
+            False, the corpus has one test part, and only its samples were judged.
         strict_controls: maps the name of a control to the command that computes it. All of these must have a value
             before the model can count as above its controls.
         leaks: a sentence on the leaks of the official split (the one that the corpus publishes). Empty: none, or the
@@ -134,9 +134,11 @@ class Measure:
     leaks: str = ""
 
     def circumstances(self, num_samples: int | None, num_groups: int | None) -> str:
-        """Return sentences on the numbers of judged samples and groups, and on whether training saw the test groups.
+        """Return sentences on how many samples were judged, and on whether training saw videos of their groups.
 
-        None means that a number was not recorded.
+        Args:
+            num_samples: number of judged samples. None: not recorded.
+            num_groups: number of groups of these samples. None: not recorded.
         """
         if num_samples is None or num_groups is None:
             return f"How many {self.one}s were judged is not recorded."
@@ -159,10 +161,10 @@ FORGERIES = Measure(
 
 @dataclass(frozen=True)
 class MeasuredScores:
-    """The scores of the model and its controls by one measure.
+    """The scores of the model and its controls in one metric.
 
     Attributes:
-        measure: the measure of the scores.
+        measure: the metric, with facts on how it was measured.
         scores: the scores, that of the model first.
         num_samples: number of samples that were judged. None: not recorded.
         num_groups: number of groups of the samples. None: not recorded.
@@ -170,8 +172,8 @@ class MeasuredScores:
         cautions: sentences on the limits of the scores.
         earlier: text on the attempt that made the scores, if they may be outdated (``runs.earlier_attempt``). Empty
             otherwise.
-        margin: score of the model minus that of the detector trained to tell sources of reals apart. None: not
-            computed.
+        margin: score of the model minus the score of the same detector when trained to tell two sources of reals
+            apart. None: not computed.
     """
 
     measure: Measure
@@ -191,10 +193,10 @@ class MeasuredScores:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the model is above its controls.
+    """Whether the model is above its controls, the simple predictors that it must beat.
 
     Attributes:
-        standing: the verdict.
+        standing: the verdict as a fixed term, such as "above control".
         sentence: the verdict and its reason as a sentence.
         best_control: the control that decided the verdict, else the one with the highest score. None: there is none.
     """
@@ -206,9 +208,9 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportHeadline(MeasuredScores):
-    """The head of a report: the scores, the verdict and facts about the run. A fact that is None was not recorded.
+    """The head of a run's report: the scores, the verdict and facts about the run.
 
-    ``more_facts`` are further facts as pairs ``(name, text)``.
+    A fact that is None was not recorded. ``more_facts`` are further facts as pairs ``(name, text)``.
     """
 
     run_id: str
@@ -234,9 +236,10 @@ class ReportHeadline(MeasuredScores):
 
 
 def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -> tuple[Score, ...]:
-    """Return the scores over all folds: the model, then its controls from the highest to the lowest.
+    """Return scores over all folds: first that of the model, then those of its controls, the highest first.
 
-    Controls on a split that leaks (``DISHONEST_CONTROLS``) come last. ``results_frame`` holds rows of RESULTS.
+    Controls on a split that leaks (``DISHONEST_CONTROLS``) come last. ``results_frame`` holds rows of
+    ``tables.RESULTS``, and ``metric`` is a name in its column ``metric``.
     """
     rows = results_frame.filter(scope="all", metric=metric)
     leaks = pl.col("source").is_in(list(DISHONEST_CONTROLS))
@@ -245,10 +248,13 @@ def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -
 
 
 def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
-    """Return the main score of a run without folds, and those of its controls from the highest to the lowest.
+    """Return the main score of a run without folds, and the scores of its controls, the highest first.
 
-    ``results`` are rows of TASK_RESULTS, and ``task`` is ``image`` or ``video_text``. If the model has no score,
-    ``scores`` is empty.
+    If the model has no score, ``scores`` is empty.
+
+    Args:
+        results: rows of ``tables.TASK_RESULTS``.
+        task: name of the task, ``image`` or ``video_text``.
     """
     for begins, metric_begins, one in TASKS[task].headline:
         fitting = pl.col("subject").str.starts_with(begins) & pl.col("metric").str.starts_with(metric_begins)
@@ -270,7 +276,10 @@ def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
 
 
 def measured_scores(run: RunPaths) -> MeasuredScores:
-    """Return the main score of a run and those of its controls. ``scores`` is empty if none are recorded yet."""
+    """Return the main score of a run and the scores of its controls, read from the run's folder.
+
+    If no scores are recorded yet, ``scores`` is empty.
+    """
     parameters = run_parameters(run)
     task = run_task(parameters)
     if TASKS[task].headline:
@@ -308,11 +317,11 @@ _OFFICIAL_LEAKS = "official_split_leaks"  # name of a check in tables.LEAKAGE_AU
 
 
 def run_cautions(run: RunPaths) -> tuple[str, ...]:
-    """Return the cautions that belong on every page, table and terminal output of ``run``, worst first.
+    """Return sentences on the limits of a run that belong next to any of its numbers, the worst first.
 
-    They are about: a trial (a run on part of its corpus), damaged files, failed leakage checks, leaks of the official
-    split, folds trained by different code, and parameters. The verdict against the controls is not among
-    them; see ``headline.run_headline``.
+    They are about a trial (a run on part of its corpus), damaged files, failed leakage checks, leaks of the official
+    split, folds trained by different code, and parameters. The verdict against the controls is not included. It is in
+    ``run_headline``.
     """
     parameters = run_parameters(run)
     audit = [f"The leakage audit did not pass: {clean_text(finding)}" for finding in audit_failures(run)]
@@ -324,7 +333,10 @@ def run_cautions(run: RunPaths) -> tuple[str, ...]:
 
 
 def parameter_cautions(parameters: Mapping[str, object]) -> list[str]:
-    """Return cautions that follow from the parameters: synthetic corpus, shuffled labels, re-encoding or rescaling."""
+    """Return one sentence for each parameter of a run that limits what its scores show.
+
+    Such parameters are a synthetic corpus, shuffled labels, re-encoding and rescaling.
+    """
     synthetic = "The corpus is synthetic: the number shows that the pipeline works, not how well"
     if parameters.get("more_corpora"):
         synthetic = "Part of the videos is the synthetic sample corpus, which shows nothing of how well"
@@ -341,15 +353,20 @@ def parameter_cautions(parameters: Mapping[str, object]) -> list[str]:
 
 
 def trial_caution(parameters: Mapping[str, object]) -> str:
-    """Return the caution of a trial, a run on part of its corpus. For other runs the text is empty."""
+    """Return a sentence that says that a run is a trial (on part of its corpus). For other runs the text is empty."""
     trial = trial_text(parameters)
     return f"This is a {trial}: it claims nothing of the corpus." if trial else ""
 
 
 def interval_cautions(value: float | None, low: float | None, high: float | None) -> tuple[str, ...]:
-    """Return a caution if the interval has no width, or if ``low`` or ``high`` equals ``value`` (no mistake was seen).
+    """Return one sentence on an interval that must not be taken literally, else an empty tuple.
 
-    For other intervals, and without an interval, the tuple is empty.
+    Such an interval has no width, or has ``value`` as an end, which means that no mistake was seen.
+
+    Args:
+        value: a score. None: undefined.
+        low: lower end of its interval. None: there is no interval.
+        high: upper end of its interval. None: there is no interval.
     """
     if low is not None and low == high:
         return ("An interval without width is no certainty: no draw of these groups changes the number, others may.",)
@@ -359,7 +376,7 @@ def interval_cautions(value: float | None, low: float | None, high: float | None
 
 
 def untested_classes(run: RunPaths) -> list[str]:
-    """Return a list with one caution that names the classes without a test image. Empty if every class has one."""
+    """Return one sentence that names the classes without a test image, in a list. Empty if every class has one."""
     images = read_tables([(path_to_text(run.run_id), run.images)], IMAGES).frame.drop_nulls("class_label")
     tested = set(images.filter(part="test")["class_label"])
     untested = sorted(set(images["class_label"]) - tested)
@@ -379,14 +396,15 @@ def _some_of(names: Sequence[str]) -> str:
 
 
 def protocol_cautions(parameters: Mapping[str, object], results: pl.DataFrame, metric: str) -> tuple[str, ...]:
-    """Return the caution that explains the protocol and names the score at each target. Empty for ``kfold``.
+    """Return one sentence that explains the protocol and gives the score on each target. Empty for ``kfold``.
 
-    A target is a corpus or generator that is only tested on.
+    A protocol is the rule that splits videos into training and test. A target is a corpus or generator that is only
+    tested on.
 
     Args:
         parameters: parameters of the run.
-        results: rows of RESULTS.
-        metric: name of the score.
+        results: rows of ``tables.RESULTS``.
+        metric: name of the metric, such as ``roc_auc``.
     """
     name, mean = protocol_name(parameters), ""
     if name == KFOLD:
@@ -424,7 +442,7 @@ def leakage_audit_of(run: RunPaths) -> Answer:
 
 
 def audit_failures(run: RunPaths) -> list[str]:
-    """Return the findings of failed leakage checks. If the audit cannot be read, the list begins with the reason."""
+    """Return a sentence for each leakage check that failed. If the audit cannot be read, the reason comes first."""
     audit = leakage_audit_of(run)
     return [*audit.notes, *audit.frame.filter(~pl.col("passed").fill_null(value=True))["finding"]]
 
@@ -441,16 +459,16 @@ def audit_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
 
 
 def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure = FORGERIES) -> Verdict:
-    """Return the verdict: whether the model is above every honest control.
+    """Return the verdict: whether the model is above every control, except those on a split that leaks.
 
-    ``metrics.intervals.is_above_control`` compares the model with each control. The standing "above control"
-    also needs a value for each strict control of ``measure``. A network that is above chance on shuffled labels has
-    probably seen its test data, so the model is not above its controls.
+    ``metrics.intervals.is_above_control`` compares the model with each control. The standing "above control" also needs
+    a value for each strict control of ``measure``. If the network is above chance on shuffled labels, it has probably
+    seen its test data. Then the model counts as not above its controls.
 
     Args:
         scores: the scores of the model and its controls.
-        leaks: findings of failed leakage checks. If there are any, the model is not above its controls.
-        measure: the measure of the scores, with the strict controls.
+        leaks: findings of failed leakage checks. If there are any, the model counts as not above its controls.
+        measure: the metric of the scores, with the controls that must have a value.
     """
     known = {score.source: score for score in scores if score.value is not None}
     model = known.pop("model", None)
@@ -494,9 +512,10 @@ def _is_uncertain_floor(score: Score) -> bool:
 
 
 def _missing(known: Mapping[str, Score], measure: Measure) -> str:
-    """Return a sentence that names the strict controls without a value, and the commands that compute them.
+    """Return a sentence that names the controls that have no score but need one, and the commands that compute them.
 
-    The sentence is empty if no control is missing. ``known`` maps the name of a control to its score.
+    These are the ``strict_controls`` of ``measure`` that are not in ``known``. Without missing controls the text is
+    empty. ``known`` maps the name of a control to its score.
     """
     missing = {source: command for source, command in measure.strict_controls.items() if source not in known}
     names = ", ".join(source_name(source).lower() for source in missing)
@@ -505,10 +524,10 @@ def _missing(known: Mapping[str, Score], measure: Measure) -> str:
 
 
 def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
-    """Return the verdict of ``run`` on its scores ``measured``.
+    """Return whether the model of ``run`` is above its controls, given its scores ``measured``.
 
-    If the scores are of an earlier attempt, it is "no result". For a trial (a run on part of its corpus) and for an
-    official split that leaks, "above control" becomes "not shown".
+    If the scores cannot be read or are of an earlier attempt, the standing is "no result". For a trial (a run on part
+    of its corpus) and for an official split that leaks, "above control" becomes "not shown".
     """
     if measured.notes:
         return Verdict("no result", "The results cannot be read.")
@@ -574,7 +593,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
 def worth_of(run: RunPaths) -> tuple[str, ...]:
     """Return sentences on how far the results of a run without folds can be trusted.
 
-    They are the run's verdict, its cautions, and every main score of its task, next to the scores of the controls. The
+    They are the run's verdict, its cautions, and each main score of its task with the scores of the controls. The
     verdict says whether the model is above its controls, the simple predictors that it must beat.
     """
     task = run_task(run_parameters(run))
@@ -592,7 +611,9 @@ def worth_of(run: RunPaths) -> tuple[str, ...]:
 
 
 def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[str]:
-    """Return sentences on how well two sources of reals are told apart, and on the model's margin over that score.
+    """Return sentences on how well the model tells two sources of reals apart, and on its margin over that score.
+
+    A model that does so may recognise where videos come from instead of fakes.
 
     Args:
         scores: the scores of the model and its controls.
@@ -612,7 +633,7 @@ def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[s
 
 
 def what_to_do(control: Score) -> str:
-    """Return advice for a model that is not above ``control``. Empty if there is no advice for it.
+    """Return advice on how to change data or parameters if the model is not above ``control``. It may be empty.
 
     If the control's interval reaches down to chance, the advice says that other videos would not help.
     """

@@ -52,8 +52,8 @@ def ask(
     """Return the rows of an SQL query over ``frames``. The query can read nothing else, and it cannot write.
 
     Args:
-        query: a SELECT.
-        frames: maps a table name to its rows.
+        query: a SELECT statement in DuckDB's SQL.
+        frames: maps the name of a table in the query to its rows.
         parameters: maps a parameter of the query to its value.
         limits: DuckDB settings such as the memory limit. If given, at most ``MAX_ROWS`` + 1 rows are returned.
 
@@ -170,11 +170,17 @@ def _read_log_lines(runs: Sequence[RunPaths], folder: str, columns: Mapping[str,
 def learning_curves(
     runs: Sequence[RunPaths], *, metrics: Sequence[str] = (), phases: Sequence[str] = (), folds: Sequence[int] = ()
 ) -> Answer:
-    """Return the logged metrics of ``runs``, filtered by ``metrics``, ``phases`` and ``folds``. Empty: no filter.
+    """Return the metrics that ``runs`` logged during training, one row per logged value.
 
-    Columns: ``run_id stage fold phase metric step epoch value flag attempt ts``, in step order within each curve.
-    ``value`` is null where ``flag`` is nan, inf or -inf. If a step was logged again after a resume, only the last line
-    of the last attempt is returned.
+    Columns are ``run_id stage fold phase metric step epoch value flag attempt ts``, in step order within each curve.
+    ``ts`` is in seconds since 1970. ``value`` is null where ``flag`` is nan, inf or -inf. If a step was logged again
+    after a resume, only the last line of the last attempt (start of the stage) is returned.
+
+    Args:
+        runs: the runs.
+        metrics: names of the metrics to return, such as ``loss``. Empty: all.
+        phases: phases to return, such as ``train`` and ``validation``. Empty: all.
+        folds: outer folds to return. Empty: all, and rows without a fold.
     """
     good = "step IS NOT NULL AND phase IS NOT NULL AND metric IS NOT NULL AND (isfinite(value) OR flag IS NOT NULL)"
     lines = _read_log_lines(runs, "metrics", _METRIC_COLUMNS, good)
@@ -196,10 +202,10 @@ def learning_curves(
 
 
 def memory_samples(runs: Sequence[RunPaths]) -> Answer:
-    """Return the memory samples of ``runs`` in file and line order.
+    """Return the logged memory samples of ``runs``, ordered by run, stage, fold and line.
 
-    Columns: ``run_id stage fold attempt seconds line``, then the fields of the log. ``attempt`` counts the starts of a
-    stage from 1; it increases where ``elapsed_seconds`` decreases. ``seconds`` is the working time since the first
+    Columns are ``run_id stage fold attempt seconds line``, then the fields of the log. ``attempt`` counts the starts of
+    a stage from 1, and increases where ``elapsed_seconds`` decreases. ``seconds`` is the working time since the first
     start, without the pauses between attempts.
     """
     good = "timestamp IS NOT NULL AND elapsed_seconds IS NOT NULL AND (rss_mb IS NOT NULL OR allocated_mb IS NOT NULL)"
@@ -221,12 +227,12 @@ def memory_samples(runs: Sequence[RunPaths]) -> Answer:
 
 
 def memory_events(runs: Sequence[RunPaths]) -> Answer:
-    """Return the memory events of ``runs``, such as an out-of-memory, with ``seconds`` as in ``memory_samples``.
+    """Return the logged memory events of ``runs``, such as an out-of-memory, one row per event.
 
-    An event is assigned to the attempt of its stage whose start is nearest to the start that the event implies
-    (``timestamp - elapsed_seconds``). Columns: ``run_id stage fold attempt seconds
-    line phase epoch batch_idx global_step kind message details`` and, from the details, ``happened_in
-    context_file predicted_peak_mb micro_batch micro_batch_next``. ``details`` is JSON text.
+    Columns are ``run_id stage fold attempt seconds line phase epoch batch_idx global_step kind message details``, then
+    values from the details: ``happened_in context_file predicted_peak_mb micro_batch micro_batch_next``. ``details`` is
+    JSON text. ``attempt`` and ``seconds`` are as in ``memory_samples``. An event belongs to the attempt whose start is
+    nearest to the start that the event implies (``timestamp - elapsed_seconds``).
     """
     good = "kind IS NOT NULL AND timestamp IS NOT NULL AND elapsed_seconds IS NOT NULL"
     lines = _read_log_lines(runs, "memory/events", _EVENT_COLUMNS, good)
@@ -258,10 +264,10 @@ def memory_events(runs: Sequence[RunPaths]) -> Answer:
 
 
 def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
-    """Return the highest memory of each stage and fold, over all phases, in bytes.
+    """Return the peak memory of each stage and fold in bytes: the maximum over all phases and samples.
 
-    Columns: ``run_id stage fold num_samples peak_rss_bytes peak_device_bytes``. On a CPU ``peak_rss_bytes`` includes
-    child processes. ``peak_device_bytes`` is null without an accelerator.
+    Columns are ``run_id stage fold num_samples peak_rss_bytes peak_device_bytes``. ``peak_rss_bytes`` is main memory,
+    on a CPU with that of child processes. ``peak_device_bytes`` is the memory of the accelerator, or null without one.
     """
     samples = memory_samples(runs)
     query = """
@@ -283,11 +289,12 @@ def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
 
 
 def training_summary(runs: Sequence[RunPaths]) -> Answer:
-    """Return one row per finished training: ``run_id stage fold trained epochs`` and the numbers that it recorded.
+    """Return one row per finished training of a network, with its number of epochs, best epoch, duration and memory.
 
-    Trainings of controls (such as the model on shuffled labels) are included. ``trained`` is ``model`` or the name of
-    a control. ``num_train_samples`` and the like count videos, images, or pairs of a video and a text. Values that are
-    missing or of another type are null.
+    Columns begin with ``run_id stage fold trained model device epochs``. ``trained`` is ``model`` or the name of a
+    control, such as the model trained on shuffled labels. ``num_train_samples``, ``num_validation_samples`` and
+    ``num_test_samples`` count videos, images, or pairs of a video and a text. Values that are missing or of another
+    type are null.
     """
     rows, notes = list[tuple[str, str, str, str]](), []
     for run, run_id in zip(runs, _names(runs), strict=True):
@@ -332,9 +339,10 @@ _PARAMETERS = {"parameter": pl.String, "run_id": pl.String, "value": pl.String, 
 
 
 def read_parameters(runs: Sequence[RunPaths]) -> Answer:
-    """Return ``parameter run_id value changes_numbers``, one row per parameter and run, as ordered in ``params.yaml``.
+    """Return the parameters of ``runs``, one row per parameter and run, in the order of ``params.yaml``.
 
-    ``value`` is text. ``changes_numbers`` is false for parameters that cannot change a result, such as folders.
+    Columns are ``parameter run_id value changes_numbers``. ``value`` is text. ``changes_numbers`` is false for
+    parameters that cannot change a result, such as folders.
     """
     notes, known = [], {}
     for run, run_id in zip(runs, _names(runs), strict=True):
@@ -363,11 +371,11 @@ def parameter_differences(runs: Sequence[RunPaths]) -> Answer:
 
 
 def _stored(name: str, schema: str = "") -> Callable[[Sequence[RunPaths]], Answer]:
-    """Return a function that reads one table of several runs as an ``Answer``.
+    """Return a function that takes runs and reads one table of all of them as an ``Answer``.
 
     Args:
         name: attribute of ``RunPaths`` with the path of the table, such as ``results``.
-        schema: name of the schema in ``services.tables``, in any case. Empty: ``name``.
+        schema: name of the table's schema in ``services.tables``, in lower or upper case. Empty: ``name``.
     """
     wanted: tables.TableSchema = getattr(tables, (schema or name).upper())
     return lambda runs: read_tables(zip(_names(runs), (getattr(run, name) for run in runs), strict=True), wanted)
@@ -382,9 +390,9 @@ task_results = _stored("task_results")  # rows of tables.TASK_RESULTS, after a f
 
 
 def fold_table(runs: Sequence[RunPaths]) -> Answer:
-    """Return one row per run and outer fold: ``run_id fold num_videos num_groups``, and a column for each metric.
+    """Return the metrics of the model on the test part of each outer fold, one row per run and fold.
 
-    The metrics are those of the model on the test part of the fold.
+    Columns are ``run_id fold num_videos num_groups``, then one column for each metric.
     """
     stored = results(runs)
     fold = pl.col("scope").str.extract(r"^fold_([0-9]+)$").cast(pl.Int64)
@@ -394,9 +402,9 @@ def fold_table(runs: Sequence[RunPaths]) -> Answer:
 
 
 def predictions(runs: Sequence[RunPaths]) -> Answer:
-    """Return the predictions of ``runs`` on their outer test folds: ``run_id``, then ``tables.PREDICTIONS``.
+    """Return the scores that ``runs`` predicted for the test videos of their outer folds, one row per video.
 
-    Rows are ordered by run and fold.
+    Columns are ``run_id``, then those of ``tables.PREDICTIONS``. Rows are ordered by run and fold.
     """
     files = []
     for run_id, run in zip(_names(runs), runs, strict=True):
@@ -406,10 +414,10 @@ def predictions(runs: Sequence[RunPaths]) -> Answer:
 
 
 def predictions_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
-    """Return the predictions of other runs that differ from ``run`` in the seed alone, and have results.
+    """Return the predictions of other runs that differ from ``run`` in the seed alone, one frame per seed.
 
-    Only runs of the same experiment are searched. There is one frame per seed; of several runs with the same seed the
-    latest counts. The folds of the runs may differ, because no network scores a group that it was trained on.
+    Only runs of the same experiment that have results are searched. If several runs have the same seed, the latest is
+    used. The folds of the runs may differ, because no network scores a group that it was trained on.
     """
     frames = {}
     parameters = {**NEUTRAL, **run_parameters(run)}
@@ -430,9 +438,13 @@ def _asked(run: RunPaths, table: str, query: str) -> Answer:
 
 
 def index_counts(run: RunPaths, by: str) -> Answer:
-    """Count the videos and groups of the index by label and the column ``by``: ``label value num_videos num_groups``.
+    """Count the videos and groups of a run's index (its table of videos) by label and one property.
 
-    ``by`` is a column of ``tables.INDEX``, or ``size`` for width x height.
+    Columns are ``label value num_videos num_groups``, the largest number of videos first. ``value`` is text.
+
+    Args:
+        run: the run.
+        by: the property, a column of ``tables.INDEX`` such as ``codec``, or ``size`` for width x height.
     """
     value = "width || ' × ' || height" if by == "size" else f"CAST({by} AS VARCHAR)"
     query = f"""
@@ -444,7 +456,7 @@ def index_counts(run: RunPaths, by: str) -> Answer:
 
 
 def fold_balance(run: RunPaths) -> Answer:
-    """Count the videos and groups of each outer fold: ``fold label num_videos num_groups``."""
+    """Count the videos and groups of each outer fold by label. Columns: ``fold label num_videos num_groups``."""
     query = """
         SELECT fold, label, count(*) AS num_videos, count(DISTINCT group_id) AS num_groups
         FROM folds GROUP BY fold, label ORDER BY fold, label DESC
@@ -453,10 +465,11 @@ def fold_balance(run: RunPaths) -> Answer:
 
 
 def augmentation_counts(run: RunPaths) -> Answer:
-    """Count the augmented clips by operation: ``operation num_clips num_augmented share``.
+    """Count how many augmented clips each operation of the augmentation was applied to, one row per operation.
 
-    ``num_clips`` is the number of augmented clips that the operation was applied to. ``num_augmented`` is the number of
-    all augmented clips, and ``share`` is ``num_clips / num_augmented``.
+    Columns are ``operation num_clips num_augmented share``. ``num_clips`` is the number of augmented clips
+    that the operation was applied to. ``num_augmented`` is the number of all augmented clips, and ``share`` is
+    ``num_clips / num_augmented``.
     """
     query = """
         WITH made AS (
@@ -495,7 +508,7 @@ _MOST_RUNS = 8  # the most runs that are selected by default
 
 @dataclass(frozen=True)
 class Selection:
-    """What the reader has chosen to see.
+    """The choice of a dashboard's reader: which runs, metrics and folds are shown.
 
     Attributes:
         runs: the chosen runs, at least one.
@@ -548,13 +561,13 @@ def task_of(run: RunPaths) -> str:
 
 
 def confidence_of(selection: Selection) -> float:
-    """Return the coverage, such as 0.95, of the intervals in the tables of the run in detail."""
+    """Return the coverage, such as 0.95, of the intervals in the tables of the run that is shown in detail."""
     confidence = run_parameters(selection.detailed).get("confidence")
     return confidence if isinstance(confidence, float) else RunConfig().confidence
 
 
 def table_of(selection: Selection, name: str) -> pl.DataFrame:
-    """Return a table of the run in detail. It is empty if the file is missing or unreadable.
+    """Return a table of the run that is shown in detail. It is empty if the file is missing or unreadable.
 
     ``name`` is a key of ``SQL_TABLES``, such as ``results``.
     """
@@ -578,8 +591,8 @@ def ask_sql(
 ) -> Answer:
     """Return the rows of a user's SQL query over the tables of ``runs`` (``SQL_TABLES``) and over ``frames``.
 
-    The query can read nothing else and write nothing. It may take 60 s and 2 GB. At most 100,000 rows are returned, and
-    a note says if there are more.
+    The query can read nothing else and write nothing. It is stopped after 60 s or if it needs more than 2 GB. At most
+    100,000 rows are returned, and a note says if there are more.
 
     Args:
         runs: runs whose tables the query may name.

@@ -32,14 +32,16 @@ def robustness_results(
     confidence: float = 0.95,
     trial: str = "",
 ) -> pl.DataFrame:
-    """Return ROBUSTNESS_RESULTS: metrics at each level, and their difference from the same videos undisturbed.
+    """Return ``tables.ROBUSTNESS_RESULTS``: metrics at each level, and their difference from undisturbed videos.
 
-    A video without a score at a level is left out on both sides and counted in ``num_failed``. Undisturbed videos come
-    first, then the levels by ascending ROC AUC; levels without a ROC AUC come last.
+    A level is one kind of disturbance at one strength. Its videos are compared with the same videos undisturbed. A
+    video without a score at a level is left out on both sides and counted in ``num_failed``. Rows of undisturbed videos
+    come first, then the levels by ascending ROC AUC. Levels without a ROC AUC come last.
 
     Args:
-        scored: rows of ROBUSTNESS. If ``target`` has several values, metrics are the plain mean over them.
-        strengths: maps a level to a text for its strength.
+        scored: rows of ``tables.ROBUSTNESS``. If ``target`` (the corpus or generator that a video tests) has several
+            values, each metric is the plain mean over the targets.
+        strengths: maps the name of a level to a text for its strength. Other levels get "as it is".
         replicates: number of half-samples (random halves of the groups) behind each interval.
         seed: seed of the half-samples.
         confidence: coverage of every interval.
@@ -76,12 +78,17 @@ def robustness_results(
 
 
 def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) -> dict[str, dict[str, float]]:
-    """Return a dict from metric to its numbers on the disturbed videos, compared with the undisturbed ones.
+    """Compare one level with the undisturbed videos. Return a dict from metric to a dict from name to number.
 
-    The keys of the numbers are ``value low high difference difference_low difference_high p_value undisturbed``.
-    ``value`` is the metric of the disturbed videos, ``undisturbed`` that of the undisturbed ones, and ``difference`` is
-    the first minus the second. Undefined numbers are NaN. ``both`` has the scores of the same videos in the columns
-    ``score`` (undisturbed) and ``disturbed``.
+    The names are ``value low high difference difference_low difference_high p_value undisturbed``. ``value`` is the
+    metric of the disturbed videos, and ``undisturbed`` is that of the undisturbed ones. ``difference`` is the first
+    minus the second. Undefined numbers are NaN.
+
+    Args:
+        both: one row per video, with its scores in the columns ``score`` (undisturbed) and ``disturbed``.
+        replicates: number of half-samples (random halves of the groups) behind each interval.
+        seed: seed of the half-samples.
+        confidence: coverage of every interval.
     """
     measures = [(metric, both[column], both["threshold"]) for metric in METRICS for column in ("score", "disturbed")]
     drawn = replicates_over_folds(both, measures, replicates=replicates, seed=seed)
@@ -96,11 +103,15 @@ def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) 
 
 
 def findings(results: pl.DataFrame, confidence: float = 0.95, cautions: Sequence[str] = ()) -> list[str]:
-    """Return sentences: the undisturbed score, the worst level, how many losses are shown, and videos without a score.
+    """Return sentences on how much disturbances lower the ROC AUC of a detector.
+
+    They give the ROC AUC of undisturbed videos, the worst level (one disturbance at one strength), the number of levels
+    with a shown loss, and the number of videos without a score.
 
     Args:
-        results: rows of ROBUSTNESS_RESULTS.
-        confidence: coverage of the intervals. A loss is shown if its Holm p is at most 1 - confidence.
+        results: rows of ``tables.ROBUSTNESS_RESULTS``.
+        confidence: coverage of the intervals. A loss is shown if its p-value, adjusted by Holm's method, is at most
+            1 - confidence.
         cautions: cautions of the run (``headline.run_cautions``), which are returned first.
     """
     main, name = results.filter(metric=MAIN_METRIC), metric_name(MAIN_METRIC)

@@ -1,6 +1,7 @@
-"""Read a run's folder for readers: its tables, state, parameters, and the names of runs, corpora and detectors.
+"""Read what a run has recorded in its folder: tables, state and parameters, and names for runs and corpora.
 
-Files may be damaged, missing or not from this project. A protocol is the rule that splits videos into training and
+Files may be damaged, missing or not from this project. A stage is the part of a run that one notebook does. A
+protocol is the rule that splits videos into training and
 test, such as ``kfold`` or ``cross_corpus``.
 """
 
@@ -30,7 +31,12 @@ TARGET_SCOPE = "target:"  # prefix of ``scope`` in tables.RESULTS: a result on o
 
 @dataclass(frozen=True)
 class Answer:
-    """The rows of a query, and notes on files and lines that could not be read."""
+    """The result of a query over runs.
+
+    Attributes:
+        frame: the rows.
+        notes: sentences on files and lines that could not be read.
+    """
 
     frame: pl.DataFrame
     notes: tuple[str, ...] = ()
@@ -47,11 +53,11 @@ def as_number(value: object) -> float | None:
 
 
 def read_tables(paths: Iterable[tuple[str, Path]], schema: TableSchema, without: Collection[str] = ()) -> Answer:
-    """Return the rows of all tables in ``paths``, with the additional first column ``run_id``.
+    """Read one table of several runs. Return all rows in one frame, with the additional first column ``run_id``.
 
     Args:
-        paths: pairs ``(run id, path of a table)``. A missing file is skipped. A file that cannot be read, or does not
-            fit ``schema``, is skipped with a note.
+        paths: pairs ``(run id, path of the run's table)``. A missing file is skipped. A file that cannot be read, or
+            does not fit ``schema``, is skipped with a note.
         schema: schema of the tables.
         without: columns to leave out.
     """
@@ -72,10 +78,11 @@ GONE = "stopped without a word"  # the process died before it could record a sta
 
 
 def run_status(run: RunPaths) -> dict[str, Any]:
-    """Return the content of ``status.json``. ``stages`` is always a dict from key of a stage to its entry.
+    """Return the content of ``status.json``, with the state ``GONE`` where the process of a run or stage has died.
 
-    The key of a stage is its name, with the fold if it has one. A process at work holds a lock. If a run or stage is
-    recorded as ``running`` but no process holds its lock, its state becomes ``GONE``.
+    ``stages`` is always a dict from the key of a stage to its entry. The key is the name of the stage, with the fold if
+    it has one. A process at work holds a lock. A run or stage that is recorded as ``running`` without a held lock has
+    died.
     """
     status = read_json_object(run.status_json)
     stages = {key: stage for key, stage in as_mapping(status.get("stages")).items() if isinstance(stage, dict)}
@@ -92,11 +99,11 @@ def run_status(run: RunPaths) -> dict[str, Any]:
 
 
 def earlier_attempt(run: RunPaths, table: Path) -> str:
-    """Return text on the attempt that wrote ``table`` if the table may be outdated. Else the text is empty.
+    """Return text that says why ``table`` may be outdated. It names the attempt (start of a stage) that wrote it.
 
-    An attempt is one start of a stage. The table of a stage that is done is outdated if the run has failed since. The
-    table of any other stage is outdated if it is older than the stage's last start. In a copied folder file times may
-    be wrong, and the table may count as outdated.
+    The text is empty if the table is up to date or missing. The table of a stage that is done is outdated if the run
+    has failed since. The table of any other stage is outdated if the file is older than the stage's last start. In a
+    copied folder, file times may be wrong, so an up-to-date table may count as outdated.
     """
     status = run_status(run)
     key = next((stage.name for stage in STAGES if table in stage.outputs(run, None)), "")
@@ -114,9 +121,9 @@ def earlier_attempt(run: RunPaths, table: Path) -> str:
 
 
 def failure(status: dict[str, Any]) -> str | None:
-    """Return a sentence on the first stage that failed, was interrupted or is ``GONE``. None if there is none.
+    """Return a sentence on the first stage that failed, was interrupted or whose process died (``GONE``).
 
-    ``status`` is the outcome of ``run_status``.
+    Return None if there is no such stage. ``status`` is the outcome of ``run_status``.
     """
     for name, stage in status["stages"].items():
         if stage.get("state") in ("failed", "interrupted", GONE):
@@ -143,14 +150,14 @@ def run_task(parameters: Mapping[str, object]) -> str:
 
 
 def protocol_name(parameters: Mapping[str, object]) -> str:
-    """Return the name of the protocol in the parameters of a run, by default ``kfold``."""
+    """Return the name of a run's protocol, the rule that splits videos into training and test. Default: ``kfold``."""
     return next((name for name in PROTOCOLS if name == parameters.get("protocol")), KFOLD)
 
 
 def protocol_text(parameters: Mapping[str, object]) -> str:
-    """Return text such as ``cross_corpus, tested on NAME`` for a run's protocol and the corpora it only tests on.
+    """Return the protocol of a run as text, with the corpora that the run only tests on.
 
-    For the protocol ``kfold`` the text is empty.
+    An example is ``cross_corpus, tested on NAME``. For the default protocol ``kfold`` the text is empty.
     """
     name, targets = protocol_name(parameters), parameters.get("target_corpora")
     if name == KFOLD:
@@ -160,9 +167,9 @@ def protocol_text(parameters: Mapping[str, object]) -> str:
 
 
 def trial_text(parameters: Mapping[str, object]) -> str:
-    """Return text such as ``trial on 20 groups`` for a run on part of its corpus (parameter ``dev_groups``).
+    """Return text such as ``trial on 20 groups`` if the run is a trial, a run on part of its corpus.
 
-    For other runs the text is empty.
+    The parameter ``dev_groups`` is the number of groups. For other runs the text is empty.
     """
     number = parameters.get("dev_groups")
     return f"trial on {count_text(number, 'group')}" if isinstance(number, int) and number > 0 else ""
@@ -174,9 +181,9 @@ def model_name(parameters: Mapping[str, object]) -> str | None:
 
 
 def ensemble_text(run: RunPaths) -> str:
-    """Return method and detectors of an ensemble as text, such as ``mean of frame_cnn + r2plus1d_small``.
+    """Return how an ensemble combines which detectors, as text such as ``mean of frame_cnn + r2plus1d_small``.
 
-    The text is empty for a single run.
+    The text is empty if ``run`` is a single run.
     """
     record = read_json_object(run.root / ENSEMBLE_RECORD)
     names = record.get("detectors")
@@ -187,9 +194,9 @@ def ensemble_text(run: RunPaths) -> str:
 
 
 def _recorded_corpus(run: RunPaths) -> tuple[str, str]:
-    """Return ``(names, fingerprint)`` of a run's corpora. Names are joined by " + ".
+    """Return ``(names, fingerprint)``: the names of a run's corpora, joined by " + ", and a digest of their content.
 
-    The fingerprint is a digest of the corpora's content. A text is empty if it is not recorded.
+    Both are text, which is empty if it is not recorded.
     """
     record = read_json_object(run.run_json)
     corpus = {} if document_damage(run.run_json, record) else as_mapping(record.get("corpus"))
@@ -198,7 +205,10 @@ def _recorded_corpus(run: RunPaths) -> tuple[str, str]:
 
 
 def corpus_text(run: RunPaths) -> str | None:
-    """Return the name of a run's corpus with the first 12 digits of its fingerprint. None if no corpus is recorded."""
+    """Return the name of a run's corpus, with the first 12 digits of its fingerprint (digest of its content).
+
+    Text on a trial (a run on part of its corpus) follows. Return None if no corpus is recorded.
+    """
     name, fingerprint = _recorded_corpus(run)
     known = f"fingerprint {fingerprint[:12]}" if fingerprint else "not indexed yet"
     trial = trial_text(run_parameters(run))
@@ -221,19 +231,21 @@ def run_names(runs: Sequence[RunPaths]) -> list[str]:
 
 
 def differing_parameters(parameters: Mapping[str, object], first: Mapping[str, object]) -> list[str]:
-    """Return texts such as ``epochs 7`` for the parameters that differ from those of a ``first`` run.
+    """Return texts such as ``epochs 7``, one for each of ``parameters`` that has another value in ``first``.
 
-    The parameters in ``_NO_MARKS`` are left out: they cannot change a result, or lists of runs show them elsewhere.
+    ``first`` holds the parameters of the run to compare with. The parameters in ``_NO_MARKS`` are left out, because
+    they cannot change a result, or lists of runs show them elsewhere.
     """
     names = [name for name in parameters if name not in _NO_MARKS and parameters[name] != first.get(name)]
     return [f"{name} {clean_text(parameters[name])}" for name in names]
 
 
 def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
-    """Return for each run three texts: its corpus, its detector, and the parameters in which it differs.
+    """Return three texts for each run, to tell runs apart in a list: ``(corpus, detector, differences)``.
 
-    The corpus has the first six digits of its fingerprint. The third text names at most ``_MOST_MARKS`` parameters that
-    can change a number. They are compared with the first of ``runs`` that has the same task.
+    ``corpus`` is a name with the first six digits of the fingerprint. ``detector`` is the network, with the protocol if
+    it is not ``kfold``. ``differences`` is the trial, if the run is one, and at most ``_MOST_MARKS`` parameters that
+    differ from those of the first of ``runs`` with the same task.
     """
     firsts: dict[str, Mapping[str, object]] = {}
     marks = []
@@ -248,9 +260,9 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
 
 
 def run_labels(runs: Sequence[RunPaths]) -> list[str]:
-    """Return one line for each run: ``corpus · detector · differences · experiment / run_id``.
+    """Return one line of text for each run: ``corpus · detector · differences · experiment / run_id``.
 
-    A damaged ``run.json`` is mentioned at the end.
+    The first three parts are those of ``run_marks``. A damaged ``run.json`` is mentioned at the end of the line.
     """
     labels = []
     for run, mark in zip(runs, run_marks(runs), strict=True):

@@ -12,16 +12,18 @@ from fvc_lib.services.tables import SCORES, check_table, csv_for_people
 def score_table(
     index: pl.DataFrame, predictions: pl.DataFrame, others: Sequence[pl.DataFrame] = (), trial: str = ""
 ) -> pl.DataFrame:
-    """Return the SCORES table: one row for each video of ``predictions``.
+    """Return the table ``tables.SCORES``: one row with score and decision for each video of ``predictions``.
 
-    Wrong decisions come first. Within wrong and right ones, scores far from the threshold come first.
+    Wrongly decided videos come first, then the others. Both are ordered by distance from the threshold, the largest
+    first.
 
     Args:
-        index: INDEX schema, or its columns ``video_id path``.
-        predictions: PREDICTIONS schema, all folds together.
+        index: rows of ``tables.INDEX``. Only the columns ``video_id path`` are used.
+        predictions: rows of ``tables.PREDICTIONS`` of all folds.
         others: predictions of further runs that differ in their seed alone. ``score_std`` is the sample standard
             deviation of a video's score over all these runs, or null for a single run.
-        trial: text for the column ``trial``, such as ``trial on 20 groups``. Empty: null.
+        trial: text for the column ``trial`` if the run is on part of its corpus, such as ``trial on 20 groups``.
+            Empty: the column is null.
     """
     every = pl.concat([frame.select("video_id", "score") for frame in (predictions, *others)])
     spread = every.group_by("video_id").agg(score_std=pl.col("score").std(), num_seeds=pl.len().cast(pl.Int64))
@@ -38,7 +40,12 @@ def score_table(
 
 
 def write_results(path: Path, results: pl.DataFrame, trial: str = "") -> None:
-    """Write ``results``, rows of RESULTS, as CSV, with the further column ``trial`` (null if the text is empty).
+    """Write the results of a run as a CSV file.
+
+    Args:
+        path: path of the file.
+        results: rows of ``tables.RESULTS``.
+        trial: text for an additional column ``trial``, such as ``trial on 20 groups``. Empty: the column is null.
 
     Raises:
         OSError: the file cannot be written.
