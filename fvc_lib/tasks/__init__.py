@@ -1,1 +1,1 @@
-"""What the tasks add to the engine: data, loss, metrics, selection, results."""
+"""The tasks: video, image and video_text. Each gives the engine its data, loss, metrics, choices and results."""

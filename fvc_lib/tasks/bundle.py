@@ -59,7 +59,13 @@ Name = Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f\x7f]{1,200}$")]  # becomes
 
 
 class NetworkRecord(Strict):
-    """The class of the trained network, and the digests of its functions (``TrainedClass``)."""
+    """The class of the trained network, and digests of its code (``TrainedClass``).
+
+    Attributes:
+        name: module and name of the class.
+        code: hex SHA-256 of the user's own functions; empty if FVC and torch have all of its code.
+        functions: digests of all functions by name.
+    """
 
     name: str
     code: str
@@ -69,7 +75,16 @@ class NetworkRecord(Strict):
 class BundleRecord(Strict):
     """The content of ``bundle.json``.
 
-    ``section`` is written by the task. For an ensemble ``weights`` is empty and ``network`` is None.
+    Attributes:
+        format: version of the bundle format.
+        made_with: versions of FVC, torch and PyAV.
+        name: name of the run or ensemble.
+        decode_hash: digest of the code and the library that decode files.
+        params: parameters of the run by name.
+        weights: digest of the weights by the stem of their file in ``model/``; empty for an ensemble.
+        network: the class of the network; None for an ensemble.
+        standing: how the model compares with its controls.
+        section: entries that the task adds.
     """
 
     format: int
@@ -84,13 +99,16 @@ class BundleRecord(Strict):
 
 
 def is_bundle(path: str | Path) -> bool:
-    """Return whether a folder is an exported bundle, even one that has lost ``bundle.json`` or ``digests.json``."""
+    """Return whether a folder is an exported bundle: it has ``bundle.json`` or ``digests.json``.
+
+    A bundle that has lost one of the two files counts as a bundle.
+    """
     folder = Path(path).expanduser()
     return (folder / RECORD).is_file() or (folder / DIGESTS).is_file()
 
 
 def refused(folder: Path, why: str) -> UsageError:
-    """Return the error that refuses the bundle ``folder`` because of ``why``, with the remedy."""
+    """Return a ``UsageError`` which says that the bundle in ``folder`` is not used, why, and what to do."""
     return UsageError(f"bundle {str(folder)!r}: {why}. {REMEDY}")
 
 
@@ -106,7 +124,7 @@ def write_bundle(predictor: Predictor, folder: Path, card: str) -> None:
         card: text of the model card.
 
     Raises:
-        UsageError: ``folder`` exists, or the bundle's identity is not the run's.
+        UsageError: ``folder`` exists, or the written bundle would answer differently than the run.
         FvcError: a file of the run is damaged, or the code of its network has changed.
         OSError: a file cannot be written.
     """
@@ -155,7 +173,10 @@ def _fill(predictor: Predictor, folder: Path, card: str) -> None:
 
 
 def _write_params(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """Return the parameters for ``bundle.json``; copy published weights and the user's own code into ``folder``."""
+    """Return the parameters to record in ``bundle.json``, by name.
+
+    Published weights that the training began with and the user's own code are copied into ``folder``.
+    """
     relevant, recorded = config.relevant(), _recorded(config.task)
     params = {name: value for name, value in relevant.items() if name in recorded}
     if "num_frames" in params:  # even if the network declares them: another version may declare other values
@@ -257,11 +278,25 @@ class Bundle:
         )
 
     def section(self, model: type[_Model]) -> _Model:
-        """Return the task's section of ``bundle.json`` as a ``model``; raise ``UsageError`` for invalid content."""
+        """Return the section that the task added to ``bundle.json``.
+
+        Args:
+            model: class of the section, which checks its content.
+
+        Raises:
+            UsageError: the content is invalid.
+        """
         return _parsed(model, self.folder, self.record.section)
 
     def arrays(self, name: str, read: Callable[[dict[str, Any]], _Part]) -> _Part | None:
-        """Return the result of ``read`` on the arrays in the file ``name``; None where the file is missing.
+        """Read arrays from a safetensors file of the bundle and convert them.
+
+        Args:
+            name: name of the file.
+            read: function of a dict of arrays by name, which checks and converts them.
+
+        Returns:
+            The result of ``read``; None if the file is missing.
 
         Raises:
             UsageError: the file cannot be loaded, or ``read`` raised ``ValueError`` or ``KeyError``.
@@ -275,14 +310,14 @@ class Bundle:
 
 
 def open_bundle(folder: Path, *, allow_code: bool = False) -> Predictor:
-    """Return the predictor of a bundle.
+    """Check a bundle and return its predictor, which answers for new files.
 
     Args:
         folder: the folder of the bundle.
         allow_code: whether a network or crop function in the bundle may run; the bundle's author wrote that code.
 
     Raises:
-        UsageError: the bundle is damaged, hostile, of another format, or needs code that is not allowed.
+        UsageError: the bundle is damaged, hostile, of another format version, or needs code that is not allowed.
         FvcError: a table or a file of weights has content that no export writes.
     """
     bundle = Bundle.open(folder, allow_code=allow_code)
@@ -297,7 +332,7 @@ def open_bundle(folder: Path, *, allow_code: bool = False) -> Predictor:
 
 
 def _files_in(folder: Path) -> list[str]:
-    """Return the relative names of the bundle's files, sorted, without ``digests.json``.
+    """Return the sorted names of the bundle's files, relative to ``folder``, without ``digests.json``.
 
     Entries at the top level whose names begin with a dot are skipped, since version control writes such entries.
 
@@ -312,7 +347,11 @@ def _files_in(folder: Path) -> list[str]:
 
 
 def _check_files(folder: Path) -> None:
-    """Raise ``UsageError`` unless the files in ``folder`` are exactly those of ``digests.json``, with its digests."""
+    """Check that ``folder`` has exactly the files that ``digests.json`` lists, with the digests that it lists.
+
+    Raises:
+        UsageError: a file is missing, damaged or not listed.
+    """
     there = _files_in(folder)
     files = as_mapping(read_document(folder / DIGESTS).get("files"))
     if not files:
@@ -327,7 +366,11 @@ def _check_files(folder: Path) -> None:
 
 
 def _parsed(model: type[_Model], folder: Path, document: Mapping[str, Any]) -> _Model:
-    """Return ``document`` as a ``model``; raise ``UsageError`` for invalid content."""
+    """Return the JSON object ``document`` as an object of the class ``model``.
+
+    Raises:
+        UsageError: invalid content; the message names the bundle in ``folder``.
+    """
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -338,6 +381,11 @@ def _parsed(model: type[_Model], folder: Path, document: Mapping[str, Any]) -> _
 
 def _config_of(folder: Path, params: Mapping[str, Any], *, allow_code: bool) -> RunConfig:
     """Return the recorded configuration, with paths to this machine's cache folder and to files in the bundle.
+
+    Args:
+        folder: the folder of the bundle.
+        params: the recorded parameters by name.
+        allow_code: whether code in the bundle may run.
 
     Raises:
         UsageError: the record has an unexpected parameter, names a missing file, or needs code that is not allowed.

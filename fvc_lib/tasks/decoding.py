@@ -1,4 +1,7 @@
-"""Decode untrusted files with a run's settings: in worker processes, into temporary files in the cache."""
+"""Decode untrusted files with a run's settings, in worker processes.
+
+The clips are written to temporary files in the run's cache folder.
+"""
 
 import os
 import shutil
@@ -41,10 +44,10 @@ class FileToScore:
 
 @dataclass(frozen=True)
 class DecodedFile:
-    """A file that was decoded, or the ``failure`` that prevented it.
+    """The result of decoding a file: whether there is a clip, or the ``failure`` that prevented it.
 
     Attributes:
-        position: index of the file in the list.
+        position: index of the file in the caller's list of files.
         failure: the reason why there is no clip; empty after success.
         lasts: whether another attempt would have the same result; False if the worker died or ran out of time.
     """
@@ -79,12 +82,14 @@ def decoded_files(
 def looked_at(
     store: ClipStore, files: Sequence[Path], clips: Sequence[Path], *, workers: int = 0
 ) -> Generator[tuple[int, ProbeResult, str]]:
-    """Probe ``files`` and decode them into ``clips``; one reading of a file serves both (``untrusted.look``).
+    """Probe ``files`` and decode them into ``clips``; each file is read only once (``untrusted.look``).
+
+    To probe a file means to measure its facts, such as size, codec and perceptual hash.
 
     Args:
         store: the clip store whose decode settings are used; nothing is written to it.
         files: N video files.
-        clips: N files to write.
+        clips: N clip files to write.
         workers: number of processes; 0: one per core.
 
     Yields:
@@ -111,7 +116,13 @@ def looked_at(
 
 
 def item_to_decode(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:
-    """Return the argument with which a worker function of ``video/clips/worker.py`` decodes ``file`` into ``clip``."""
+    """Return the argument for a worker function of ``video/clips/worker.py``.
+
+    Args:
+        store: the clip store whose decode settings are used.
+        file: the video to decode.
+        clip: the clip file that the worker writes.
+    """
     return decode_item(store, file.path, clip, file.content_sha256) | {"recipe": file.recipe}
 
 

@@ -64,7 +64,7 @@ class Journal(Generic[Found]):
                     place += len(line)
 
     def _row(self, line: bytes) -> dict[str, Any] | None:
-        """Return the row in ``line``; None if the line is torn or damaged, or has another identity."""
+        """Return the row in a line of the journal; None if the line is torn or damaged, or has another identity."""
         try:
             row = checked_row(line)
             return row if row["by"] == self._identity else None
@@ -72,7 +72,11 @@ class Journal(Generic[Found]):
             return None
 
     def known(self, block: Sequence[Path]) -> dict[str, Found]:
-        """Return the stored findings that are still valid for the files of ``block``, by path (text for the tables)."""
+        """Return the stored findings that are still valid for the files of ``block``, by path.
+
+        Paths are absolute, as text for the tables (``path_to_text``). A finding is valid while the file has the same
+        size and modification time, or the same content.
+        """
         self._states = {path_to_text(path): file_state(path) for path in block}
         found = {}
         for path, (text, state) in zip(block, self._states.items(), strict=True):
@@ -89,7 +93,10 @@ class Journal(Generic[Found]):
         return found
 
     def append(self, found: Found) -> None:
-        """Store a finding on a file of the last ``block`` given to ``known``; do nothing if its ``lasts`` is False."""
+        """Store the finding ``found``, unless its ``lasts`` is False.
+
+        The file must belong to the last ``block`` that ``known`` was called with.
+        """
         if found.lasts and (state := self._states[found.path]) is not None:
             values = {name: value for name, value in asdict(found).items() if name not in ("path", "lasts") and value}
             self._lines.append(
@@ -104,11 +111,15 @@ class Journal(Generic[Found]):
 
 
 def take_in(folder: Path, stage: str) -> None:
-    """Merge the journals of the shards of ``stage`` into the journal of ``folder``, and delete the shards' journals.
+    """Append the journals of the shards (shares of the files) to the journal of ``folder``, and delete them.
 
     Temporary files of killed calls are deleted too. No process may be writing to any of the journals. If this call is
     killed, the next one appends the same lines again, which does no harm. A file that ended a shard's whole process
     twice, according to the shards' records, is not tried again (``SUSPECTS``).
+
+    Args:
+        folder: folder of the journals.
+        stage: name of the work that was divided into shards.
 
     Raises:
         OSError: the disk is full.
@@ -135,15 +146,15 @@ def found_in_blocks(
     find: Callable[[list[Path]], Generator[Found]],
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Iterator[tuple[list[Found], int]]:
-    """Yield ``(findings, num_known)`` for each block of up to ``BLOCK_FILES`` files.
+    """Judge ``files`` in blocks of up to ``BLOCK_FILES``, and yield ``(findings, num_known)`` for each block.
 
-    ``findings`` are in the order of ``files``; ``num_known`` of them were stored by earlier calls.
+    ``findings`` are in the order of ``files``. ``num_known`` is how many of them were stored by earlier calls.
 
     Args:
         journal: holds the findings of earlier calls, and stores new ones at once.
         files: absolute paths without repeats.
         find: function that yields the findings on a list of files, in any order.
-        progress: called with (done, total) after each file.
+        progress: called with (done, total) numbers of files.
     """
     done = 0
     for start in range(0, len(files), BLOCK_FILES):
@@ -166,7 +177,7 @@ def find_out(
     find: Callable[[list[Path]], Generator[Found]],
     progress: Callable[[int, int], None],
 ) -> None:
-    """Store the findings on ``files`` in ``journal`` and close it; arguments are those of ``found_in_blocks``."""
+    """Judge ``files``, store the findings in ``journal``, and close it; arguments are those of ``found_in_blocks``."""
     with closing(journal):
         for _ in found_in_blocks(journal, files, find, progress):
             pass

@@ -55,13 +55,13 @@ def leakage_audit(
         folds: FOLDS schema.
         predictions: PREDICTIONS schema, all folds together, after ``results.check_predictions``.
         config: gives ``near_duplicate_bits``, replicates, confidence and seed.
-        selections: the record of every fold's choices (``calibration.read_selection``), None for a missing record;
-            empty: do not check whether choices were recorded before the outer test labels were opened.
-        before: result of ``results.earlier_openings``: how many replaced trainings opened outer test labels, and the
-            run that this one was forked from; None: do not report them.
+        selections: the record of every fold's choices (``calibration.read_selection``), None for a missing record.
+            Empty: do not check whether choices were recorded before the outer test labels were read.
+        before: result of ``results.earlier_openings``: how many replaced trainings had read outer test labels, and the
+            run that this one was forked from. None: do not report them.
         protocol: PROTOCOL schema, the part of every video in every training; None: protocol ``kfold``. Under other
-            protocols overlaps are summed over all trainings. Groups in several parts of the corpus's official split
-            are reported, not judged.
+            protocols overlaps are summed over all trainings. Groups in several parts of the corpus's official split are
+            reported, but the check neither passes nor fails.
         left_out: ids of videos without a clip (``results.undecoded``).
     """
     index, folds, predictions = (table.sort("video_id") for table in (index, folds, predictions))
@@ -91,9 +91,10 @@ def leakage_audit(
 
 
 def _late_choices(selections: Sequence[RecordedSelection | None]) -> Row:
-    """Return the row of the check that choices were recorded before the outer test labels were opened.
+    """Return the row of the check that choices were recorded before the outer test labels were read.
 
-    Every fold has its own choices: the epoch, the threshold and the temperature.
+    Args:
+        selections: the record of every fold's choices (epoch, threshold and temperature); None: missing.
     """
     records = [record for record in selections if record is not None]
     late = sum(record.earlier > 0 for record in records)
@@ -106,9 +107,12 @@ def _late_choices(selections: Sequence[RecordedSelection | None]) -> Row:
 
 
 def _overlaps(index: pl.DataFrame, trainings: Sequence[pl.DataFrame], near_duplicate_bits: int) -> Iterator[Row]:
-    """Yield one row per kind of overlap between folds; counts are summed over the FOLDS tables ``trainings``.
+    """Yield one row per kind of overlap between folds, such as a group or a file content in two folds.
 
-    If ``near_duplicate_bits`` is 0, near-duplicates are not searched and have no row.
+    Args:
+        index: INDEX schema.
+        trainings: one FOLDS table per training; counts are summed over them.
+        near_duplicate_bits: largest number of bits in which perceptual hashes of near-duplicates differ; 0: no row.
     """
     facts = index.drop("label", "group_id")
     numbered = [rows.with_columns(training=number) for number, rows in enumerate(trainings)]
@@ -132,9 +136,13 @@ def _overlaps(index: pl.DataFrame, trainings: Sequence[pl.DataFrame], near_dupli
 
 
 def _in_two(rows: pl.DataFrame, part: str, column: str, name: str) -> Row:
-    """Return the row of the check that no value of ``column`` occurs in several parts of the same ``training``.
+    """Return the row of the check that no value of ``column`` occurs in several parts of the same training.
 
-    ``part`` names the column of parts, such as ``fold``; ``name`` is the plural word for the values of ``column``.
+    Args:
+        rows: one row per video and training, with the column ``training``.
+        part: name of the column of parts, such as ``fold``.
+        column: name of the column whose values are checked.
+        name: plural word for these values, such as ``groups``.
     """
     parts = rows.drop_nulls(column).group_by("training", column).agg(pl.col(part).n_unique())
     count = parts.filter(pl.col(part) > 1).height
@@ -143,9 +151,16 @@ def _in_two(rows: pl.DataFrame, part: str, column: str, name: str) -> Row:
 
 
 def _near_copies(rows: pl.DataFrame, part: str, name: str, links: Links, num_without_hash: int) -> Row:
-    """Return the row of the check that no near-duplicate link joins two rows that differ in the column ``part``.
+    """Return the row of the check that no two near-duplicates are in different parts.
 
     The links are a spanning forest of all near-duplicate pairs. So if no link joins two parts, no pair does.
+
+    Args:
+        rows: the files, with the column ``path``.
+        part: name of the column of parts, such as ``fold``.
+        name: plural word for the check's name, such as ``near_duplicates``.
+        links: pairs of row numbers in ``rows``.
+        num_without_hash: number of files that could not be compared.
     """
     parts, names = rows[part].to_list(), rows["path"].to_list()
     across = [(names[one], names[other]) for one, other in links if parts[one] != parts[other]]
@@ -157,7 +172,10 @@ def _near_copies(rows: pl.DataFrame, part: str, name: str, links: Links, num_wit
 
 
 def _claim(predictions: pl.DataFrame, config: RunConfig, protocol: pl.DataFrame | None) -> Row:
-    """Return the row with the AUC that a split by row would have claimed; its sentence also gives the model's AUC."""
+    """Return the row with the AUC that a split by row would have claimed.
+
+    Its sentence also gives the model's AUC. The module docstring defines both.
+    """
     predictions = with_targets(predictions, protocol)
     by_row = controls.split_by_row(predictions.select("video_id", "group_id", "label", "fold"), seed=config.seed)
     lookup = with_targets(controls.group_lookup(by_row), protocol)
@@ -179,7 +197,7 @@ def _metadata_carriers(
     protocol: pl.DataFrame | None,
     trainings: controls.Trainings,
 ) -> Iterator[Row]:
-    """Yield rows that inform about metadata, if they predict the labels with an AUC of at least ``_CARRIES_AUC``.
+    """Yield rows on metadata that predict the labels; no row if their AUC is below ``_CARRIES_AUC``.
 
     The AUC is reached by a classifier on all metadata columns, on videos that it was not trained on. The row's sentence
     names the columns that alone reach the highest AUCs. A second row follows if frame size and rate alone reach the AUC
@@ -227,13 +245,15 @@ def split_audit(
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> pl.DataFrame:
-    """Return the table LEAKAGE_AUDIT of a split into parts, one row per check; a video with several texts counts once.
+    """Return the table LEAKAGE_AUDIT of a split into train, validation and test part, one row per check.
+
+    A file with several rows, such as a video with several texts, counts once.
 
     Args:
         rows: IMAGES, or VIDEO_TEXTS for task ``video_text``.
         root: folder that ``path`` is relative to. Files that changed since they were indexed are read again.
         config: gives ``task``, ``near_duplicate_bits``, ``cache_dir`` and ``workers``.
-        progress: called with (files read, files).
+        progress: called with (done, total) numbers of files.
         stop: called after each file; may raise ``StoppedError``.
     """
     files = rows.select("path", "part", "group_id", "content_sha256").unique().sort("path", "part", "group_id")

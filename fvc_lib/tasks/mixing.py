@@ -62,13 +62,13 @@ def draw_mix(
     generator: np.random.Generator,
     rows_of_class: Sequence[np.ndarray] | None = None,
 ) -> Mix | None:
-    """Draw how one sample is mixed; return None where it is not mixed.
+    """Draw how a training sample is mixed with a second one, its partner; return None if it is not mixed.
 
     Args:
         settings: how many samples are mixed, and how.
         num_samples: number of samples that the partner is drawn from.
         size: side of the square frames, in pixels.
-        generator: source of all draws.
+        generator: source of all random draws.
         rows_of_class: int64 row numbers of each class. The partner's class is then drawn first, all classes equally
             often. None: all samples equally often.
     """
@@ -111,9 +111,14 @@ def mixed_pixels(pixels: Tensor, partner: Tensor, mix: Mix) -> Tensor:
 
 
 def mixed_target(target: Tensor, partner: Tensor, mix: Mix) -> Tensor:
-    """Return the weighted mean of ``target`` and ``partner``, two targets of the same shape, with weights from ``mix``.
+    """Return the weighted mean of two targets of the same shape.
 
-    A target without a class is all zeros.
+    A target holds the weights of the classes; a target without a class is all zeros.
+
+    Args:
+        target: target of the first sample.
+        partner: target of the sample that it is mixed with.
+        mix: gives the share of the first sample.
     """
     return mix.share * target + (1 - mix.share) * partner
 

@@ -47,7 +47,14 @@ class Strict(BaseModel):
 
 
 class ScoreRecord(Strict):
-    """One metric of the model or of a control (what a score reaches without real knowledge), on the test videos."""
+    """One metric on the test videos, of the model or of a control (a predictor without real knowledge).
+
+    Attributes:
+        source: ``model``, or the name of the control.
+        metric: name of the metric.
+        value: the metric; None if it is undefined.
+        low, high: ends of its interval; None if there is none.
+    """
 
     source: str
     metric: str
@@ -57,7 +64,13 @@ class ScoreRecord(Strict):
 
 
 class Standing(Strict):
-    """How the model compares with its controls: a word (``standing``), sentences and metrics."""
+    """How the model compares with its controls.
+
+    Attributes:
+        standing: ``above control``, ``not above control``, ``not shown``, ``no result`` or ``not stated``.
+        sentences: the same in sentences.
+        scores: metrics of the model and of its controls.
+    """
 
     standing: str
     sentences: list[str]
@@ -110,7 +123,7 @@ class Prediction:
 
     @property
     def score(self) -> float | None:
-        """Return the calibrated probability that a video is fake; None for other tasks or after a failure."""
+        """The calibrated probability that a video is fake; None for other tasks or after a failure."""
         return self.values.get("score")
 
 
@@ -119,7 +132,7 @@ Picture = Callable[[str, Pixels], str]
 
 
 def no_picture(_path: str, _seen: Pixels) -> str:
-    """Default callback: return an empty text."""
+    """Return an empty text; the ``Picture`` of callers that need no pictures."""
     return ""
 
 
@@ -148,7 +161,11 @@ class Trained:
     standing: Standing = NOT_STATED
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Read and return the weights; raise ``FvcError`` where they are damaged or come from another training."""
+        """Return the weights that are read from the disk, by parameter name.
+
+        Raises:
+            FvcError: the weights are damaged or come from another training.
+        """
         state = load_weights(self.weights)
         if weights_digest(state) != self.digest:
             raise FvcError(f"{str(self.weights)!r}: is not what {self.name} was judged by. {self.remedy}")
@@ -157,9 +174,12 @@ class Trained:
     def built(self, build: Callable[[], nn.Module]) -> tuple[nn.Module, tuple[str, ...]]:
         """Build the network and load these weights.
 
+        Args:
+            build: function that returns the network with any weights.
+
         Returns:
-            The network, on the CPU in evaluation mode, and a tuple of cautions. A caution names the functions of the
-            library that have changed since the training; the tuple is empty where none has.
+            ``(network, cautions)``: the network, on the CPU in evaluation mode, and a tuple of sentences. The tuple has
+            one sentence if functions of the library have changed since the training; otherwise it is empty.
 
         Raises:
             UsageError: the user's code has changed since the training, or the weights do not fit the network.
@@ -185,15 +205,20 @@ class Trained:
 
 
 class Predictor:
-    """A trained model that answers for files.
+    """A trained model that answers for new files.
 
     Each file goes through the network alone: its answer does not depend on the other files. A subclass has the class
     methods ``of_run(paths, standing, final)`` and ``of_bundle(bundle)``.
 
+    Args:
+        name: name of the run, ensemble or bundle.
+        config: parameters of the run.
+        trained: the networks, by the stem of their weights file in a bundle.
+        standing: how the model compares with its controls.
+
     Attributes:
         kind: kind of the files, such as ``video``.
         file_word: the word for one file, for messages.
-        trained: the networks, by the stem of their weights file in a bundle.
         columns: names and types of the answer's columns.
         notes: sentences on the limits of the answers.
         cautions: sentences on code or decoding that differs from the run's.
@@ -222,12 +247,12 @@ class Predictor:
 
     @property
     def decode_hash(self) -> str:
-        """Return a hex SHA-256 of the code and the library that decode files."""
+        """The hex SHA-256 of the code and the library that decode files."""
         raise NotImplementedError
 
     @property
     def identity(self) -> str:
-        """Return a text that changes whenever anything changes that affects an answer, such as weights or settings."""
+        """A text that changes whenever anything changes that affects an answer, such as weights or settings."""
         raise NotImplementedError
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Any]:
@@ -261,7 +286,12 @@ class Predictor:
         return [self.row(path, found[path_to_text(path.absolute())]) for path in paths]
 
     def row(self, path: Path, found: Any) -> Prediction:
-        """Return the prediction for ``path`` that the finding ``found`` gives."""
+        """Return the prediction for ``path``.
+
+        Args:
+            path: path as the caller gave it.
+            found: the finding on this file, as ``findings`` yields it.
+        """
         raise NotImplementedError
 
 
@@ -287,6 +317,11 @@ class OneNetwork(Predictor):
     @classmethod
     def of_run(cls, paths: RunPaths, standing: Standing, *, final: bool = False) -> Self:
         """Return the predictor of a finished run.
+
+        Args:
+            paths: paths of the run.
+            standing: how the model compares with its controls.
+            final: must be False; only task ``video`` has a network of all groups.
 
         Raises:
             UsageError: the run is not finished, or ``final`` is True.
@@ -318,18 +353,22 @@ class OneNetwork(Predictor):
 
     @classmethod
     def of_bundle(cls, bundle: Any) -> Self:
-        """Return the predictor of an opened ``Bundle``; raise ``FvcError`` for content that no export writes."""
+        """Return the predictor of an opened ``Bundle``.
+
+        Raises:
+            FvcError: the bundle has content that no export writes.
+        """
         known = dict(read_table(bundle.folder / KNOWN, KNOWN_FILES).iter_rows())
         trained = bundle.trained("network", known=known, standing=bundle.record.standing)
         return cls.read(trained, bundle.folder, None)
 
     @classmethod
     def read(cls, trained: Trained, folder: Path, files: pl.DataFrame | None) -> Self:
-        """Return the predictor of ``trained``.
+        """Return the predictor of ``trained``, after reading its further files, such as labels.
 
         Args:
             trained: the trained network.
-            folder: the run's folder of checkpoints, or the bundle; its further files, such as labels, are read.
+            folder: folder of the further files: the run's folder of checkpoints, or the bundle.
             files: the run's table of files; None for a bundle.
 
         Raises:
@@ -338,20 +377,26 @@ class OneNetwork(Predictor):
         raise NotImplementedError
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """See ``Predictor``; subclasses add their own files."""
+        """Write the table of the run's files to ``folder``, and return an empty section for ``bundle.json``.
+
+        Subclasses add the files that ``read`` needs.
+        """
         known = pl.DataFrame(list(self.known.items()), schema=list(KNOWN_FILES.columns), orient="row")
         write_table(known.sort("content_sha256"), KNOWN_FILES, folder / KNOWN)
         return {}
 
     @property
     def identity(self) -> str:
-        """See ``Predictor``."""
+        """A text that changes whenever anything changes that affects an answer, such as weights or labels."""
         digest = self.trained["network"].digest
         more = [list(self.columns), self.decode_hash, self.parts]
         return f"{self.name}@{digest[:12]}:{sha256_of_json(more)[:16]}"
 
     def row(self, path: Path, found: Finding) -> Prediction:
-        """See ``Predictor``."""
+        """Return the prediction for ``path``.
+
+        Its ``part`` is the part of the run's file with the same content; empty if there is none.
+        """
         return Prediction(path, found.values, self.known.get(found.sha256, ""), found.failure)
 
     @contextmanager
@@ -361,7 +406,10 @@ class OneNetwork(Predictor):
             yield
 
     def _build(self, build: Callable[[], nn.Module]) -> nn.Module:
-        """Return the network in evaluation mode on its device; errors are those of ``Trained.built``."""
+        """Return the network with trained weights, in evaluation mode on its device; add cautions on changed code.
+
+        ``build`` returns the network with any weights. Errors are those of ``Trained.built``.
+        """
         network, cautions = self.trained["network"].built(build)
         self.cautions += cautions
         return network.to(self.compute.device)

@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 def training_of(stage: str) -> Callable[..., Any]:
-    """Return the function that trains ``stage``; it takes the options of ``TrainingOptions``."""
+    """Return the function that trains ``stage``; besides the run and its fold it takes ``TrainingOptions``."""
     task = next(task for task in TASKS.values() if stage in {part.name for part in task.stages if part.trains})
     train: Callable[..., Any] = getattr(import_module(task.training_stage.training_module), task.trainer)
     return train
@@ -125,7 +125,14 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
 
 @contextmanager
 def _joined(place: RankPlace, config: RunConfig, launch: Launch | None) -> Iterator[Ranks]:
-    """Join the other ranks and yield the group; on CUDA every rank uses a different GPU.
+    """Join the other ranks (processes that share the training) and yield the group.
+
+    On CUDA every rank of a machine uses a different GPU, as far as there are enough.
+
+    Args:
+        place: number of this rank, and the number of ranks in all and on this machine.
+        config: names the device.
+        launch: how to reach the other ranks; None: the environment states it.
 
     Raises:
         UsageError: the device cannot exchange gradients.
@@ -154,10 +161,18 @@ def _joined(place: RankPlace, config: RunConfig, launch: Launch | None) -> Itera
 def _logs(
     rank: int, paths: RunPaths, trained: tuple[str, int | None], config: RunConfig, attempt: int, file: RankFile | None
 ) -> Iterator[tuple[MetricSink, MemoryObserver]]:
-    """Yield the metric log and the memory log.
+    """Yield ``(metrics, memory)``: the log of metrics and the observer of memory of this rank.
 
-    Only rank 0 writes metrics. The memory log is not opened where a process started the ranks: that process watches
-    all of them and writes it.
+    Only rank 0 writes metrics. The memory log is not opened where a process started the ranks: that process watches all
+    of them and writes it.
+
+    Args:
+        rank: number of this rank.
+        paths: paths of the run.
+        trained: the stage and the fold that are trained; the fold is None for a stage without folds.
+        config: gives the memory limit ``mem_gb``.
+        attempt: number of this attempt.
+        file: by which the starting process watches this rank; None: no process started the ranks.
     """
     if rank:
         yield NoMetrics(), file or NoObserver()

@@ -86,12 +86,15 @@ class TrainedClass:
 
     @property
     def identity(self) -> dict[str, str]:
-        """Return ``name``, ``file`` and ``code``, which checkpoints hold and ranks compare."""
+        """The attributes ``name``, ``file`` and ``code``, which checkpoints store and ranks compare."""
         return {"name": self.name, "file": self.file, "code": self.code}
 
     @classmethod
     def of(cls, task: Task, model_name: str = "") -> Self:
-        """Build the network of ``task`` and describe it; ``model_name`` is the model's name in the configuration."""
+        """Build the network of ``task``, and return the description of its class, code and initial weights.
+
+        ``model_name`` is the model's name in the configuration, which may name a user's file.
+        """
         with forked_random_state(0, torch.device("cpu")):
             model = task.build_model()
         kind, functions, loaded = type(model), functions_of(model), loaded_weights_of(model)
@@ -114,7 +117,7 @@ class TrainedClass:
         )
 
     def facts(self) -> str:
-        """Return the initial weights, the number of frozen parameters and the notes as one text; may be empty."""
+        """Return a text with the initial weights, the number of frozen parameters and the notes; may be empty."""
         facts = [f"weights from {self.weights}, licence: {self.weights_licence}"] if self.weights else []
         if self.num_frozen:
             facts.append(f"{self.num_frozen:,} parameters are frozen")
@@ -199,7 +202,11 @@ def outcome_from_json(text: str | bytes, record: type[R]) -> TrainingOutcome[R]:
 
 
 def read_outcome(path: Path, record: type[R]) -> TrainingOutcome[R] | None:
-    """Return the outcome in ``path``; None where the file is missing or of a format that this version does not read.
+    """Return the outcome in the file ``path``; None if the file is missing or has a format that cannot be read.
+
+    Args:
+        path: the file ``outcome.json`` of a training.
+        record: class of the records in it.
 
     Raises:
         DataError: the digest of the file differs from the one recorded for its stage.
@@ -248,16 +255,16 @@ class TrainedNetwork:
     seconds: float
 
     def predict(self, data: SampleSet, accumulator: Accumulator) -> None:
-        """Run ``data`` once, in order, through the best epoch's model, and add all outputs to ``accumulator``.
+        """Compute the outputs of the best epoch's model for the samples ``data``, and add them to ``accumulator``.
 
-        Afterwards every rank has the outputs of all samples.
+        Samples are taken once and in order. Afterwards every rank has the outputs of all samples.
         """
         gathered = copy.deepcopy(accumulator)  # only rank 0 gets the outputs of all samples here
         self.engine.predict(data, self.state.best_model, gathered)
         accumulator.add_document(self.ranks.from_leader("predicted", gathered.to_document))
 
     def log(self, phase: str, metrics: Mapping[str, float]) -> None:
-        """Log ``metrics`` of the best epoch's model under ``phase``."""
+        """Log ``metrics`` (values by name) of the best epoch's model under the phase ``phase``, such as ``test``."""
         self.metrics.log(step=self.state.step, epoch=self.state.best_epoch, phase=phase, metrics=metrics)
 
     def record(self) -> dict[str, Any]:
@@ -279,7 +286,12 @@ class TrainedNetwork:
 
 @dataclass(frozen=True)
 class Finished(Generic[R]):
-    """The records of a task's trained networks, the model first, and ``write``, which writes the result tables."""
+    """The result of a task's part after the training.
+
+    Attributes:
+        records: one record per network, the model first.
+        write: function that writes the result tables.
+    """
 
     records: Sequence[R]
     write: Callable[[], None] = lambda: None
@@ -314,12 +326,12 @@ class Training(Generic[R]):
 
     @property
     def task(self) -> Task:
-        """Return the task of the model (the first network)."""
+        """The task (data, network and loss) of the model, which is the first network."""
         return self.networks[0].task
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of the parameters and the model's data."""
+        """A digest of the parameters and the model's data."""
         return sha256_of_json([dict(self.parameters), self.networks[0].data_fingerprint])
 
 
@@ -488,19 +500,32 @@ def train(
 
 
 def _report(progress: Progress, number: int, count: int, done: int, planned: int) -> None:
-    """Report the progress of network ``number`` (from 0) as progress over all ``count`` networks."""
+    """Report the progress of one network as progress over all networks.
+
+    Networks are trained one after another; they are assumed to need equal numbers of steps.
+
+    Args:
+        progress: called with (steps done, steps planned), summed over all networks.
+        number: number of the network that is trained now, from 0.
+        count: number of networks.
+        done: steps that this network has done.
+        planned: steps that this network needs.
+    """
     progress(number * planned + done, count * planned)
 
 
 @dataclass(frozen=True)
 class ControlLog:
-    """A metric log for a control: the phase is the control's ``name``, and metrics are named ``<phase>_<metric>``."""
+    """A metric log for a control, a training without real knowledge.
+
+    A metric is logged as ``<phase>_<metric>``, under the control's ``name`` as phase.
+    """
 
     metrics: MetricSink
     name: str
 
     def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
-        """Log the renamed ``metrics`` under the control's phase."""
+        """Log ``metrics``, renamed to ``<phase>_<metric>``, under the control's name as phase."""
         renamed = {f"{phase}_{name}": value for name, value in metrics.items()}
         self.metrics.log(step=step, epoch=epoch, phase=self.name, metrics=renamed)
 
@@ -537,7 +562,11 @@ def settings_of(
 
 
 def functions_of(network: nn.Module) -> dict[str, str]:
-    """Return the digests of all functions of the network's classes and base classes, by their dotted names."""
+    """Return the digest of every function in the network's classes and their base classes, by dotted name.
+
+    A digest is a part of a SHA-256 of the code, without docstrings and comments. Functions of installed packages are
+    left out.
+    """
     found = {}
     for kind in {base for part in network.modules() for base in type(part).__mro__}:
         module = _USER_FILE.sub(r"\1", kind.__module__)
@@ -548,18 +577,24 @@ def functions_of(network: nn.Module) -> dict[str, str]:
 
 
 def own_code(functions: Mapping[str, str]) -> str:
-    """Return one digest of all functions outside of FVC and torch, such as those of a user's file or notebook cell.
+    """Return one digest of the user's own code in a network: all functions outside of FVC and torch.
 
-    The text is empty if there are none. Such code is an input of a training: a change of it leads to a new training.
+    Such code is in a user's file or a notebook cell. It is an input of a training: a change of it leads to a new
+    training. The digest is empty without such functions.
+
+    Args:
+        functions: digests by dotted name (``functions_of``).
     """
     own = {name: digest for name, digest in functions.items() if not name.startswith(("fvc_lib.", "torch."))}
     return sha256_of_json(own) if own else ""
 
 
 def changed_functions(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return a text that names the first functions which differ between ``then`` and ``now``.
+    """Return a text that names functions with different digests, the first few of them; empty if all are equal.
 
-    The text is empty if none differs or ``then`` is empty.
+    Args:
+        then: digests by dotted name at the training (``functions_of``). Empty: not known, and the text is empty.
+        now: digests by dotted name of the present code.
     """
     return in_words(name for name in {*then, *now} if then.get(name) != now.get(name)) if then else ""
 

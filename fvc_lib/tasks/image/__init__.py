@@ -1,1 +1,1 @@
-"""Task image: classes and numbers from pictures."""
+"""Task image: train a network that predicts a class and numbers from a picture."""

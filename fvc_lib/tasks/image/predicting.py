@@ -42,7 +42,7 @@ _CLASS = {
 
 
 class ImagePredictor(OneNetwork):
-    """The predictor of task image: it predicts a class and numbers for new pictures. See ``Predictor``.
+    """The predictor of task image: it predicts a class and numbers for new pictures.
 
     Args:
         trained: the trained network.
@@ -66,7 +66,7 @@ class ImagePredictor(OneNetwork):
 
     @classmethod
     def read(cls, trained: Trained, folder: Path, files: pl.DataFrame | None) -> Self:
-        """See ``OneNetwork``."""
+        """Return the predictor of ``trained``, after reading ``labels.json`` in ``folder``; ``files`` has no effect."""
         path = folder / LABELS
         try:
             return cls(trained, TypeAdapter(ImageLabels).validate_python(read_json_object(path)))
@@ -75,17 +75,26 @@ class ImagePredictor(OneNetwork):
             raise DataError(f"{str(path)!r}: is not what a training writes ({why}). {trained.remedy}") from error
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """See ``Predictor``."""
+        """Write the labels and the table of the run's files to ``folder``.
+
+        Returns an empty section for ``bundle.json``.
+        """
         write_json(folder / LABELS, self.parts)
         return super().write(folder)
 
     @property
     def decode_hash(self) -> str:
-        """Return a digest of Pillow's version and of the code that decodes with it."""
+        """The hex SHA-256 of Pillow's version and of the code that decodes pictures."""
         return sha256_of_json([PIL.__version__, code_hash(_DECODER)])
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
-        """See ``Predictor``."""
+        """Yield one finding per picture, in any order; a bad file gives a finding with a failure.
+
+        Args:
+            files: absolute paths without repeats.
+            workers: number of processes that decode; 0: one per core.
+            picture: called with the path and the crop that the network sees, uint8 (3, S, S).
+        """
         size = self.config.image_size
         side = decoded_side(size, training=False)
         with scratch_folder(self.config) as folder:
@@ -109,13 +118,13 @@ class ImagePredictor(OneNetwork):
                         yield self._judged(path, value["content_sha256"], middle_view(pixels, size), picture)
 
     def _judged(self, path: str, content: str, view: torch.Tensor, picture: Picture) -> Finding:
-        """Return the finding on one picture.
+        """Return the finding on one picture: its class, numbers and probabilities.
 
         Args:
             path: absolute path, as text for the tables.
             content: SHA-256 of the file.
             view: uint8 (3, S, S), the crop that the network sees.
-            picture: called with ``path`` and ``view``.
+            picture: called with ``path`` and ``view``; its text goes into the finding.
 
         Raises:
             DataError: an output of the network is not finite.

@@ -53,19 +53,32 @@ def image_results(
 
 
 def _require(due: pl.DataFrame, made: pl.DataFrame, columns: list[str], name: str) -> None:
-    """Raise ``DataError`` unless ``made`` (table ``name``) and ``due`` have equal ``columns``, in any row order."""
+    """Check that the predictions are those of the test part: two tables have equal rows, in any order.
+
+    Args:
+        due: the rows of the test part.
+        made: the predictions.
+        columns: names of the columns to compare.
+        name: name of the predictions' table, for the message.
+
+    Raises:
+        DataError: the rows differ.
+    """
     if not due.select(columns).sort(columns).equals(made.select(columns).sort(columns)):
         raise DataError(f"{name}: not the rows of the test part. Run 10_image_recognition again.")
 
 
 def worst_mistakes(predictions: pl.DataFrame, number: int = 12) -> pl.DataFrame:
-    """Return up to ``number`` wrong rows of ``predictions`` (IMAGE_PREDICTIONS), the highest probability first."""
+    """Return the wrong predictions with the highest probabilities, at most ``number``, the highest first.
+
+    ``predictions`` is IMAGE_PREDICTIONS, and so is the result.
+    """
     wrong = predictions.filter(pl.col("class_label") != pl.col("predicted_label"))
     return wrong.sort("probability", "image_id", descending=[True, False]).head(number)
 
 
 def _class_rows(trained: pl.Series, predictions: pl.DataFrame, config: RunConfig) -> list[Row]:
-    """Return the result rows of the model and of the majority-class control.
+    """Return the result rows on classes, of the model and of the control that predicts the most frequent class.
 
     Args:
         trained: class labels of the training pictures.
@@ -117,7 +130,16 @@ def _measured_rows(
     subject: str = "all",
     unit: str = "",
 ) -> list[Row]:
-    """Return one result row with an interval per measure; only metrics in the target's unit get ``unit``."""
+    """Return one row of TASK_RESULTS per metric, with its interval over groups.
+
+    Args:
+        source: the model or a control.
+        measures: the metrics by name.
+        groups: group id of each picture.
+        config: gives replicates, confidence and seed.
+        subject: what is measured: ``all``, or ``target:NAME``.
+        unit: unit of the target; only metrics in this unit get it.
+    """
     intervals = intervals_over_groups(
         list(measures.values()), groups,
         replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence,

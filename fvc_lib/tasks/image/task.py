@@ -55,9 +55,15 @@ class Calibration:
 class ImageLabels:
     """Names of the C classes and T targets (numbers to predict), and the scaling of the targets.
 
-    They are saved with the model. A unit may be an empty text. ``means`` and ``deviations`` are mean and standard
-    deviation of each target over the training pictures that have a value; a deviation is 1 if all values are equal.
-    ``calibration`` is None before the training has finished, and if no temperature can be fitted.
+    They are saved with the model.
+
+    Attributes:
+        classes: names of the classes, sorted.
+        targets: names of the targets.
+        units: unit of each target; may be an empty text.
+        means: mean of each target over the training pictures that have a value.
+        deviations: standard deviation of each target over these pictures; 1 if all values are equal.
+        calibration: temperature of the class logits; None before the training has finished, and if none can be fitted.
     """
 
     classes: tuple[str, ...]
@@ -81,7 +87,11 @@ def labels_of_training(
 ) -> ImageLabels:
     """Return the labels, with the means and standard deviations of the targets.
 
-    ``values`` are those of the N training pictures, float64 (N, T); NaN if unknown.
+    Args:
+        classes: names of the classes.
+        targets: names of the T targets.
+        units: unit of each target.
+        values: values of the N training pictures, float64 (N, T); NaN if unknown.
 
     Raises:
         DataError: no training picture has a value of a target.
@@ -116,7 +126,10 @@ class ImageRecords:
 
 @dataclass(frozen=True)
 class ImageParts:
-    """A corpus split into parts; ``fingerprint`` is a digest of ids, labels, values and parts, not of paths."""
+    """The pictures of a corpus, split into training, validation and test part.
+
+    ``fingerprint`` is a digest of ids, labels, values and parts, not of paths.
+    """
 
     labels: ImageLabels
     train: ImageRecords
@@ -126,9 +139,13 @@ class ImageParts:
 
 
 def image_parts(images: pl.DataFrame, targets: pl.DataFrame) -> ImageParts:
-    """Return the parts of ``images`` (IMAGES) with their classes and ``targets`` (IMAGE_TARGETS).
+    """Split the pictures of a corpus into training, validation and test part, with their classes and values.
 
-    Pictures without a class and without a value are left out.
+    Pictures that have neither a class nor a value are left out.
+
+    Args:
+        images: IMAGES, whose column ``part`` names the part of each picture.
+        targets: IMAGE_TARGETS, the numbers to predict.
 
     Raises:
         DataError: a part is empty, or the training part lacks a class or a target.
@@ -179,12 +196,22 @@ _COLOUR = 0.15  # brightness, contrast and saturation are scaled by 1 - this to 
 
 
 def decoded_side(size: int, *, training: bool) -> int:
-    """Return the length of the shorter side, in pixels, to decode at so that no crop is enlarged to ``size``."""
+    """Return the length in pixels that the shorter side of a picture gets when it is decoded.
+
+    No crop of the decoded picture then needs to be enlarged to ``size``.
+
+    Args:
+        size: side of the square that the network sees, in pixels.
+        training: whether crops are random, and so may be smaller than the centred square.
+    """
     return math.ceil(size / math.sqrt(_LEAST_AREA / _WIDEST)) if training else size
 
 
 def middle_view(pixels: Tensor, size: int) -> Tensor:
-    """Return the largest centred square of uint8 (3, H, W), resized to uint8 (3, size, size)."""
+    """Return the largest centred square of a picture, as evaluation sees it: uint8 (3, size, size).
+
+    ``pixels`` are uint8 (3, H, W).
+    """
     height, width = pixels.shape[1:]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
@@ -192,9 +219,14 @@ def middle_view(pixels: Tensor, size: int) -> Tensor:
 
 
 def training_view(pixels: Tensor, size: int, generator: np.random.Generator) -> Tensor:
-    """Return a random crop of uint8 (3, H, W), maybe mirrored, with jittered colours, as uint8 (3, size, size).
+    """Return a random crop of a picture, maybe mirrored, with random colours: uint8 (3, size, size).
 
-    The number of draws from ``generator`` does not depend on the picture.
+    The number of random draws from ``generator`` does not depend on the picture.
+
+    Args:
+        pixels: uint8 (3, H, W).
+        size: side of the result in pixels.
+        generator: source of all random draws.
     """
     area, shape, across, down, flip = generator.uniform(size=5)
     brightness, contrast, saturation = 1 + _COLOUR * generator.uniform(-1, 1, size=3)
@@ -240,7 +272,7 @@ def _as_bytes(colours: Tensor) -> Tensor:
 
 
 def _resized(pixels: Tensor, size: int) -> Tensor:
-    """Resize uint8 (3, H, W) to uint8 (3, size, size), bilinearly and with antialiasing."""
+    """Return uint8 (3, H, W) as uint8 (3, size, size), resized bilinearly with antialiasing; proportions may change."""
     if pixels.shape[1:] == (size, size):
         return pixels
     return _as_bytes(F.interpolate(pixels[None].float(), size=(size, size), mode="bilinear", antialias=True)[0])
@@ -281,12 +313,18 @@ class ImageDataset:
 
     @property
     def classes(self) -> tuple[int, ...] | None:
-        """The class of each picture; None if a picture has no class, since balanced sampling would never draw it."""
+        """The class index of each picture, by which the engine can draw all classes equally often.
+
+        None if a picture has no class, since it would never be drawn.
+        """
         indices = self.records.class_indices
         return None if (indices == UNKNOWN_CLASS).any() else tuple(indices.tolist())
 
     def at_epoch(self, epoch: int) -> Self:
-        """Return the samples of ``epoch`` (0-based)."""
+        """Return the samples of ``epoch`` (0-based): the same pictures with other random crops and mixtures.
+
+        Samples for evaluation do not depend on the epoch.
+        """
         return self if self.mixing is None else replace(self, epoch=epoch)
 
     def __len__(self) -> int:
@@ -314,7 +352,7 @@ class ImageDataset:
         return rows_of_classes(self.records.class_indices)
 
     def _own_tensors(self, index: int) -> dict[str, Tensor]:
-        """Return the tensors of one picture, before mixing."""
+        """Return the tensors of the picture with number ``index``, by name, before another picture is mixed in."""
         class_index, values = int(self.records.class_indices[index]), self.records.values[index]
         class_target = (torch.arange(len(self.labels.classes)) == class_index).float()
         if self.class_weights is not None:
@@ -336,13 +374,19 @@ class ImageDataset:
         }
 
     def _generator(self, purpose: str, index: int) -> np.random.Generator:
-        """Return a generator whose seed depends on ``purpose``, the data set's seed, picture and epoch alone."""
+        """Return a random generator for one picture in one epoch.
+
+        Its seed depends on ``purpose`` (such as ``mix``), the data set's seed, the picture's id and the epoch alone.
+        """
         image_id = self.records.table["image_id"][index]
         return np.random.default_rng(stable_seed(f"image {purpose}", self.seed, image_id, self.epoch))
 
 
 def balancing_weights(records: ImageRecords, num_classes: int) -> FloatArray:
-    """Return loss weights float64 (C,), inverse to the number of pictures per class; their mean over pictures is 1."""
+    """Return loss weights float64 (C,) of the classes, inverse to their numbers of pictures.
+
+    The mean weight over the pictures with a class is 1.
+    """
     counts = np.bincount(records.class_indices[records.class_indices >= 0], minlength=num_classes)
     weights: FloatArray = counts.sum() / (num_classes * np.maximum(counts, 1))
     return weights
@@ -357,8 +401,9 @@ class ScoredClasses:
         class_indices: int64 (N,), the true classes.
         logits: float64 (N, C); 0 in place of NaN.
         predicted: int64 (N,), the class with the highest logit; the first of equal ones.
-        probabilities: float64 (N,), softmax of the predicted class.
-        ranks: int64 (N,), rank of the true class from 1; ties count against the model.
+        probabilities: float64 (N,), softmax probability of the predicted class, at a temperature of 1.
+        ranks: int64 (N,), rank of the true class among all classes, 1 for the highest logit. Classes with an equal
+            logit rank before the true class.
     """
 
     rows: IntArray
@@ -370,10 +415,13 @@ class ScoredClasses:
 
 
 class ImageScores(SampleColumns):
-    """Collect the class, the logits and the values of all pictures.
+    """Collect the outputs for all pictures, and compute metrics of them.
 
     Reads the outputs ``class_logits`` (B, C) and ``values`` (B, T) and the batch's ``class_index``, ``values`` and
     ``known``.
+
+    Args:
+        labels: names of the classes and targets, and the scaling of the targets.
     """
 
     def __init__(self, labels: ImageLabels) -> None:
@@ -384,7 +432,11 @@ class ImageScores(SampleColumns):
         self.add([], {"predicted": numbers, "value": numbers, "known": numbers > 0})
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
-        """Add one batch; ``ValueError`` where the outputs still require grad."""
+        """Add the outputs for one batch.
+
+        Raises:
+            ValueError: the outputs still require grad.
+        """
         columns = {
             "class_index": batch.tensors["class_index"].cpu(),
             "logits": outputs["class_logits"].detach().cpu().float(),
@@ -411,11 +463,14 @@ class ImageScores(SampleColumns):
         return ScoredClasses(rows, class_indices, logits.numpy(), predicted, probabilities.numpy(), ranks)
 
     def target(self, name: str) -> tuple[IntArray, FloatArray, FloatArray]:
-        """Return true and predicted values of the N pictures that have a value of target ``name``.
+        """Return the true and the predicted values of one target, for the N pictures that have a value of it.
+
+        Args:
+            name: name of the target.
 
         Returns:
-            ``(rows, values, predicted)``: row numbers int64 (N,), true and predicted values float64 (N,) in the
-            target's unit.
+            ``(rows, values, predicted)``: row numbers among all pictures, int64 (N,); true and predicted values,
+            float64 (N,) in the target's unit.
         """
         number = self.labels.targets.index(name)
         rows = np.flatnonzero(self.column("known")[:, number].numpy())
@@ -423,9 +478,11 @@ class ImageScores(SampleColumns):
         return rows, values, predicted
 
     def compute(self) -> dict[str, float]:
-        """Return ``top1``, ``top5``, ``macro_f1``, and ``mae_NAME`` and ``r2_NAME`` for every target NAME.
+        """Return the metrics by name.
 
-        A metric is NaN if an output that it needs is not finite, and left out if no picture has its label.
+        They are ``top1``, ``top5`` and ``macro_f1`` of the class, and ``mae_NAME`` and ``r2_NAME`` for every target
+        NAME. A metric is NaN if an output that it needs is not finite. It is left out if no picture has a class, or a
+        value of the target.
         """
         metrics, classes = dict[str, float](), self.classes()
         if classes.rows.size:
@@ -445,9 +502,9 @@ class ImageScores(SampleColumns):
 
 
 def calibration_of(validation: ImageScores, test: ImageScores) -> Calibration | None:
-    """Fit a temperature on ``validation`` and measure the calibration error on ``test``.
+    """Fit a temperature on the validation part, and measure the calibration error on the test part.
 
-    Return None if a part has no labelled picture, or a validation logit is not finite.
+    The result is None if a part has no picture with a class, or a validation logit is not finite.
     """
     fitted, tested = validation.classes(), test.classes()
     if not fitted.rows.size or not tested.rows.size or not validation.has_finite_logits:
@@ -464,8 +521,13 @@ def calibration_of(validation: ImageScores, test: ImageScores) -> Calibration | 
 class ImageTask:
     """Train with a label-smoothed cross-entropy on the class plus a Huber loss on the values.
 
-    A picture without a class, or without a value, adds nothing to that loss. Every picture weighs 1, so the loss of a
-    batch is the mean over its pictures, however the batch is split.
+    A picture without a class adds nothing to the first loss, and one without a value nothing to the second. Every
+    picture weighs 1, so the loss of a batch is the mean over its pictures, however the batch is split.
+
+    Args:
+        training: samples of the training part.
+        validation: samples of the validation part.
+        config: backbone, image size, label smoothing, and the epochs in which stages are frozen.
     """
 
     def __init__(self, training: ImageDataset, validation: ImageDataset, config: RunConfig) -> None:
@@ -481,14 +543,14 @@ class ImageTask:
         return ImageModel(backbone, len(self.labels.classes), len(self.labels.targets))
 
     def begin_epoch(self, model: nn.Module, epoch: int) -> None:
-        """Freeze or unfreeze the backbone's stages for ``epoch``."""
+        """Freeze or unfreeze the backbone's stages for ``epoch`` (0-based)."""
         assert isinstance(model, ImageModel)
         freeze, stage = self.config.freeze_backbone_epochs, self.config.unfreeze_stage_epochs
         num_stages = len(model.backbone.stages())
         model.train_stages(num_trained_stages(epoch, num_stages, freeze_epochs=freeze, stage_epochs=stage))
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
-        """Return ``class_logits`` (B, C) and scaled ``values`` (B, T)."""
+        """Return the outputs for B pictures: ``class_logits`` (B, C) and scaled ``values`` (B, T)."""
         outputs: Outputs = model(batch.tensors["image"])
         return outputs
 
@@ -500,12 +562,14 @@ class ImageTask:
         return LossSum(losses.sum(), losses.new_tensor(float(len(losses))))
 
     def new_accumulator(self) -> ImageScores:
-        """Return an empty ``ImageScores``."""
+        """Return an empty collector of outputs."""
         return ImageScores(self.labels)
 
 
 def value_losses(predicted: Tensor, values: Tensor, known: Tensor) -> Tensor:
-    """Return the Huber loss (B,) with delta 1, averaged over a picture's known values; 0 without known values.
+    """Return the loss of each picture's values, float (B,): the Huber loss with delta 1, averaged over known values.
+
+    The loss of a picture without known values is 0.
 
     Args:
         predicted: float (B, T), scaled; T may be 0.

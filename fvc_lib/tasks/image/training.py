@@ -67,7 +67,21 @@ def train_images(
 def _finish(
     outputs: Sequence[Path], root: Path, parts: ImageParts, config: RunConfig, trained: Sequence[TrainedNetwork]
 ) -> Finished[TrainingRecord]:
-    """Predict the test part; return the record of the training and a function that writes the files ``outputs``."""
+    """Predict the test part once, and fit the temperature of the class logits on the validation part.
+
+    Args:
+        outputs: paths of the table of classes, the table of numbers, and the file of labels.
+        root: folder of the corpus.
+        parts: the pictures.
+        config: the run's parameters.
+        trained: the trained network, as the only element.
+
+    Returns:
+        The record of the training, and a function that writes ``outputs``.
+
+    Raises:
+        DataError: an output for a test picture is not finite.
+    """
     (model,) = trained
     class_table, target_table, labels_file = outputs
     scores, validation = ImageScores(parts.labels), ImageScores(parts.labels)
@@ -111,17 +125,26 @@ def require_backbone(config: RunConfig) -> None:
 
 
 def read_image_parts(paths: RunPaths, config: RunConfig) -> tuple[Path, ImageParts]:
-    """Return the folder of the corpus, and its split into parts, which is read from the run's tables."""
+    """Return ``(root, parts)``: the folder of the corpus, and its pictures split into parts, from the run's tables.
+
+    Raises:
+        DataError: as ``image_parts``.
+    """
     images = tables.read_table(paths.images, tables.IMAGES)
     targets = tables.read_table(paths.image_targets, tables.IMAGE_TARGETS)
     return image_root(config), image_parts(images, targets)
 
 
 def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Training[TrainingRecord]:
-    """Return the training of ``parts`` that ``config`` describes, without scoring of the test part.
+    """Return the training that ``config`` describes, without the scoring of the test part.
+
+    Args:
+        root: folder of the corpus.
+        parts: the pictures, split into parts.
+        config: the run's parameters.
 
     Raises:
-        UsageError: as ``train_images``.
+        UsageError: balanced sampling is on while a training picture has no class.
     """
     balance = config.class_balance
     weights = balancing_weights(parts.train, len(parts.labels.classes)) if balance == "loss" else None
@@ -147,7 +170,12 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
 
 
 def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
-    """Return the table IMAGE_PREDICTIONS: one row per picture of ``records`` that has a class, in their order."""
+    """Return the table IMAGE_PREDICTIONS, one row per picture that has a class.
+
+    Args:
+        records: the pictures of a part.
+        scores: the outputs for these pictures, in the same order.
+    """
     classes, names = scores.classes(), np.array(scores.labels.classes, dtype=object)
     table = records.table[classes.rows].with_columns(
         class_label=pl.Series(names[classes.class_indices].tolist(), dtype=pl.String),
@@ -159,7 +187,12 @@ def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFram
 
 
 def target_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
-    """Return the table TARGET_PREDICTIONS: one row per known value of ``records``, target by target."""
+    """Return the table TARGET_PREDICTIONS, one row per known value: all rows of the first target, then of the next.
+
+    Args:
+        records: the pictures of a part.
+        scores: the outputs for these pictures, in the same order.
+    """
     parts = [tables.frame_of(None, tables.TARGET_PREDICTIONS)]
     for place, (name, unit) in enumerate(zip(scores.labels.targets, scores.labels.units, strict=True)):
         rows, _, predicted = scores.target(name)

@@ -178,7 +178,7 @@ def metadata_only(
 
     Returns:
         The rows of ``folds`` with the columns ``video_id group_id label fold score threshold``. The score is the
-            probability of fake; where nothing can be learned, it is the share of fakes in the training videos.
+        probability of fake; where nothing can be learned, it is the share of fakes in the training videos.
 
     Raises:
         DataError: a video is not in the index.
@@ -380,8 +380,8 @@ def controls_of_scores(
 
     Returns:
         ``(controls, sentences)``: tables by the control's name, with the columns ``video_id group_id label fold score
-            threshold`` and rows as in ``videos``; and the sentences. In the metadata and length controls ``fold score
-            threshold`` are null for videos that the corpus does not have.
+        threshold`` and rows as in ``videos``; and the sentences. In the metadata and length controls ``fold score
+        threshold`` are null for videos that the corpus does not have.
     """
     rows = videos.select("video_id", "label", group_id=pl.Series("group_id", list(groups), dtype=pl.String))
     folds = _some_folds(rows, seed)

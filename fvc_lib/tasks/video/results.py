@@ -95,7 +95,7 @@ def forensic_features(path: Path, config: RunConfig) -> pl.DataFrame:
 
     Returns:
         A table with the columns ``video_id group_id`` and the float64 features, null where missing, sorted by
-            ``video_id``.
+        ``video_id``.
 
     Raises:
         DataError: there is no table, or it lacks a family that ``config`` names.
@@ -443,9 +443,9 @@ def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFram
 
     Returns:
         Three rows ``fake``, ``real`` and ``precision`` with the columns ``label called_fake called_real
-            called_fake_share low_share high_share num_groups``. In the row ``precision``, ``called_fake_share`` is the
-            share of fakes among the videos called fake. It depends on the share of fakes in the corpus. A class with
-            fewer than two groups has no interval.
+        called_fake_share low_share high_share num_groups``. In the row ``precision``, ``called_fake_share`` is the
+        share of fakes among the videos called fake. It depends on the share of fakes in the corpus. A class with fewer
+        than two groups has no interval.
     """
     decisions = decide(predictions["score"].to_numpy(), predictions["threshold"].to_numpy())
     decided = predictions.with_columns(called=pl.Series(decisions))

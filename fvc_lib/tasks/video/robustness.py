@@ -85,7 +85,7 @@ def score_levels(
 
     Returns:
         ``(table, difference)``: the table ROBUSTNESS of these levels and of levels that an earlier call scored
-            completely, and the largest absolute difference between an undisturbed score and the stored score.
+        completely, and the largest absolute difference between an undisturbed score and the stored score.
 
     Raises:
         DataError: undisturbed videos do not get their stored scores.

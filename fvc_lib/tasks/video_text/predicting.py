@@ -31,7 +31,7 @@ _TEXTS = "texts.parquet"
 
 
 class VideoTextPredictor(OneNetwork):
-    """The predictor of task video_text: it writes captions and finds the nearest texts. See ``Predictor``.
+    """The predictor of task video_text: for a new video it writes a caption and finds the nearest texts.
 
     Args:
         trained: the trained network.
@@ -63,7 +63,10 @@ class VideoTextPredictor(OneNetwork):
 
     @classmethod
     def read(cls, trained: Trained, folder: Path, files: pl.DataFrame | None) -> Self:
-        """See ``OneNetwork``."""
+        """Return the predictor of ``trained``, after reading its tokenizer in ``folder``, and its texts.
+
+        The texts are those of the run's table ``files``; if it is None, a table in ``folder``.
+        """
         if files is None:
             texts = read_table(folder / _TEXTS, KNOWN_TEXTS)
         else:
@@ -71,18 +74,27 @@ class VideoTextPredictor(OneNetwork):
         return cls(trained, TextTokenizer.load(folder / TOKENIZER), texts)
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """See ``Predictor``."""
+        """Write tokenizer, texts and the table of the run's files to ``folder``.
+
+        Returns an empty section for ``bundle.json``.
+        """
         self._tokenizer.save(folder / TOKENIZER)
         write_table(pl.DataFrame({"text": self._texts}), KNOWN_TEXTS, folder / _TEXTS)
         return super().write(folder)
 
     @property
     def decode_hash(self) -> str:
-        """Return the clip store's digest of the code and the library that decode videos."""
+        """The hex SHA-256 of the code and the library that decode videos, as the clip store computes it."""
         return ClipStore.of(self.config).decode_hash
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
-        """See ``Predictor``."""
+        """Yield one finding per video, in any order; a bad file gives a finding with a failure.
+
+        Args:
+            files: absolute paths without repeats.
+            workers: number of processes that decode; 0: one per core.
+            picture: called with the path and the clip that the network sees, uint8 (T, 3, S, S).
+        """
         store, todo = ClipStore.of(self.config), list[FileToScore]()
         for file in files:
             try:
@@ -104,13 +116,13 @@ class VideoTextPredictor(OneNetwork):
                     yield self._described(path, content, frames, picture)
 
     def _described(self, path: str, content: str, frames: Pixels, picture: Picture) -> Finding:
-        """Return the finding on one video.
+        """Return the finding on one video: its caption and its nearest texts.
 
         Args:
             path: absolute path, as text for the tables.
             content: SHA-256 of the file.
             frames: uint8 (T, 3, S, S), the clip.
-            picture: called with ``path`` and ``frames``.
+            picture: called with ``path`` and ``frames``; its text goes into the finding.
 
         Raises:
             DataError: a similarity is not finite.
@@ -135,7 +147,7 @@ class VideoTextPredictor(OneNetwork):
         return Finding(path, content, values, lines[0], tuple(lines[1:]), picture(path, frames))
 
     def _text_embeddings(self, joint: JointSpace) -> Tensor:
-        """Return the embeddings of all texts, unit vectors float32 (M, E)."""
+        """Return the embeddings of the run's M texts, unit vectors float32 (M, E) on the CPU, by the part ``joint``."""
         parts, encoder = list[Tensor](), encoder_folder(self.config)
         with self._computing():
             for first in range(0, len(self._texts), _TEXTS_AT_ONCE):

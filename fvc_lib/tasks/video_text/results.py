@@ -42,7 +42,7 @@ def video_text_results(
         pairs: VIDEO_TEXTS of all parts.
         ranks: RETRIEVAL_RANKS of the test part; may be empty.
         captions: CAPTIONS of the test part; may be empty.
-        embeddings_file: the embeddings of the test part; read only if there are ``ranks``.
+        embeddings_file: file of the embeddings of the test part; read only if ``ranks`` has rows.
         config: gives replicates, confidence and seed.
 
     Raises:
@@ -65,10 +65,13 @@ def video_text_results(
 
 
 def chance_of_ranks(num_candidates: int, num_positives: int) -> FloatArray:
-    """Return the probability of every rank of the best positive in a random order of M candidates.
+    """Return the probabilities of the rank that the best right candidate has in a random order, float64 (M,).
 
-    Returns:
-        float64 (M,): entry k - 1 is the probability that the best-ranked positive has rank k.
+    Entry k - 1 is the probability of rank k.
+
+    Args:
+        num_candidates: M, the number of all candidates.
+        num_positives: number of right candidates.
     """
     before = np.arange(num_candidates, dtype=np.float64)
     left = num_candidates - before
@@ -78,9 +81,10 @@ def chance_of_ranks(num_candidates: int, num_positives: int) -> FloatArray:
 
 
 def chance_metrics(num_candidates: IntArray, num_positives: IntArray, ks: Sequence[int]) -> dict[str, float]:
-    """Return the expected metrics of a random ranking, by name.
+    """Return the expected metrics of a random ranking, by name: ``recall@k``, ``mrr``, ``ndcg`` and two ranks.
 
-    The median rank is the median of the mixture of all queries' rank distributions.
+    ``median_rank`` is the median, and ``mean_rank`` the mean, of the rank of the best right candidate over all queries
+    and random orders.
 
     Args:
         num_candidates: int64 (Q,), number of candidates of each query.
@@ -107,7 +111,10 @@ def chance_metrics(num_candidates: IntArray, num_positives: IntArray, ks: Sequen
 
 
 def read_embeddings(path: Path) -> "dict[str, Tensor]":
-    """Return the tensors in the file ``path``: ``video_embeddings``, ``text_embeddings`` and ``pairs``.
+    """Return the tensors in a file of test embeddings, by name.
+
+    They are ``video_embeddings`` (N, E), ``text_embeddings`` (M, E) and ``pairs`` (P, 2), as
+    ``VideoTextOutputs.retrieval_set`` describes them.
 
     Raises:
         DataError: the file is missing or damaged.
@@ -122,12 +129,12 @@ def read_embeddings(path: Path) -> "dict[str, Tensor]":
 
 
 def _direction_rows(direction: str, ranks: pl.DataFrame, found: Ranking, config: RunConfig) -> list[Row]:
-    """Return the result rows of one direction for the model and for chance.
+    """Return the result rows of one direction of retrieval, for the model and for a random ranking.
 
     Only metrics of the model that are means over queries have an interval.
 
     Args:
-        direction: name of the direction.
+        direction: name of the direction, video to text or text to video.
         ranks: the direction's rows of RETRIEVAL_RANKS.
         found: the direction's ranking, with queries in the order of ``ranks``.
         config: gives replicates, confidence and seed.
@@ -148,9 +155,14 @@ def _direction_rows(direction: str, ranks: pl.DataFrame, found: Ranking, config:
 def _caption_rows(
     source: str, texts: Sequence[str], captions: pl.DataFrame, content: Collection[str], config: RunConfig
 ) -> list[Row]:
-    """Return the result rows of the ``texts`` that ``source`` wrote for the videos of ``captions`` (CAPTIONS).
+    """Return the result rows of the captions that the model or a control wrote.
 
-    ``content`` are the content words of the training texts.
+    Args:
+        source: the model or a control.
+        texts: the written caption of each video.
+        captions: CAPTIONS of the same videos, with their references, in the same order.
+        content: the content words of the training texts.
+        config: gives replicates, confidence and seed.
     """
     references = [text.split("\n") for text in captions["references"]]
     both = list(zip(texts, references, strict=True))
@@ -167,7 +179,15 @@ def _caption_rows(
 def _measured_rows(
     source: str, subject: str, measures: Mapping[str, Metric], groups: Sequence[str], config: RunConfig
 ) -> list[Row]:
-    """Return one result row with an interval per measure."""
+    """Return one row of TASK_RESULTS per metric, with its interval over groups.
+
+    Args:
+        source: the model or a control.
+        subject: what is measured: ``captions``, or a direction of retrieval.
+        measures: the metrics by name.
+        groups: group id of each query or video.
+        config: gives replicates, confidence and seed.
+    """
     intervals = intervals_over_groups(
         [*measures.values()], groups,
         replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence,

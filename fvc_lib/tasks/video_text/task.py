@@ -30,7 +30,7 @@ _TEXT_WIDTH, _TEXT_LAYERS, _TEXT_HEADS = 128, 2, 4  # of the text transformer an
 
 
 def numbered(pairs: pl.DataFrame) -> pl.DataFrame:
-    """Return ``pairs`` (VIDEO_TEXTS) with columns ``video_index`` and ``text_index``.
+    """Return ``pairs`` (VIDEO_TEXTS) with columns ``video_index`` and ``text_index``, both int64.
 
     An index is the position of the row's video id or text id among the sorted distinct ids, from 0.
     """
@@ -68,7 +68,10 @@ class VideoTextDataset:
 
     @property
     def stream(self) -> Stream | None:
-        """Return the shard of every sample and the position in it; None if the source allows random access."""
+        """The shard of every sample and its position there; None if any clip can be read directly.
+
+        A shard is a file with many clips, which is read from its beginning to its end.
+        """
         return stream_of(self._source, [(video_id, 0) for video_id in self._video_ids])
 
     def __len__(self) -> int:
@@ -103,10 +106,18 @@ def text_tensors(
 
 
 class VideoTextOutputs(SampleColumns):
-    """Collect the indices of all pairs, and those embeddings, losses and written captions that the network returns."""
+    """Collect the outputs for all pairs of a video and a text, and compute metrics of them.
+
+    Collected are the indices of video and text, and what the network returns of embeddings, losses and written
+    captions.
+    """
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
-        """Add one batch; ``ValueError`` where the outputs still require grad."""
+        """Add the outputs for one batch.
+
+        Raises:
+            ValueError: the outputs still require grad.
+        """
         columns = {name: outputs[name].float() for name in (*_LOSSES, *_EMBEDDINGS) if name in outputs}
         columns |= {name: batch.tensors[name] for name in _INDICES}
         if TOKENS in outputs:
@@ -132,9 +143,10 @@ class VideoTextOutputs(SampleColumns):
         return found
 
     def compute(self) -> dict[str, float]:
-        """Return the mean losses, and recall@k and MRR (mean reciprocal rank) in both directions.
+        """Return the metrics by name: mean losses, and recall@k and MRR (mean reciprocal rank) in both directions.
 
-        The retrieval metrics are NaN if an embedding is not finite, and left out without embeddings.
+        The directions are video to text and text to video. The retrieval metrics are NaN if an embedding is not finite,
+        and left out without embeddings.
         """
         metrics = {name: float(self.column(name).double().mean()) for name in _LOSSES if name in self}
         retrieval = self.retrieval_set()
@@ -186,7 +198,7 @@ class VideoTextTask:
 
     @property
     def joint_outputs(self) -> tuple[str, ...]:
-        """Return the names of the outputs that the joint loss compares; empty without a contrastive loss."""
+        """The names of the outputs that the contrastive loss compares; empty without a contrastive loss."""
         return _EMBEDDINGS if self._plan.contrastive else ()
 
     def build_model(self) -> nn.Module:
@@ -194,7 +206,7 @@ class VideoTextTask:
         return VideoTextNetwork(self._plan)
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
-        """Return the outputs of ``VideoTextNetwork.forward``."""
+        """Return the network's outputs for a batch, by name (``VideoTextNetwork.forward``)."""
         outputs: Outputs = model(batch.tensors, self.writes_captions)
         return outputs
 
@@ -207,7 +219,14 @@ class VideoTextTask:
         return LossSum(total, torch.tensor(float(len(batch)), device=device))
 
     def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], rows: range) -> Tensor:
-        """Return the weighted contrastive loss of the samples ``rows``, compared with the whole effective batch."""
+        """Return the weighted contrastive loss of some samples, compared with all samples of the effective batch.
+
+        Args:
+            model: the network.
+            outputs: the embeddings of all samples.
+            tensors: ``video_index`` and ``text_index`` of all samples.
+            rows: row numbers of the samples whose loss is returned.
+        """
         space = model.joint
         assert isinstance(space, JointSpace)
         video, text = (outputs[name].float() for name in _EMBEDDINGS)
@@ -215,12 +234,15 @@ class VideoTextTask:
         return self.config.contrastive_weight * space.scale.contrastive(video, text, *indices, rows)
 
     def new_accumulator(self) -> VideoTextOutputs:
-        """Return an empty ``VideoTextOutputs``."""
+        """Return an empty collector of outputs."""
         return VideoTextOutputs()
 
 
 def network_plan(config: RunConfig, vocabulary_size: int) -> NetworkPlan:
-    """Return the plan of the network that ``config`` describes; a loss with weight 0 adds no part to the network."""
+    """Return the sizes and parts of the network that ``config`` describes.
+
+    A loss with weight 0 adds no part to the network. ``vocabulary_size`` is the number of tokens of the tokenizer.
+    """
     return NetworkPlan(
         trunk=config.model,
         num_frames=config.clips.num_frames,

@@ -68,14 +68,13 @@ def make_clips(
 ) -> list[str]:
     """Make the clips of ``pairs`` in the shared store, and return the sorted ids of the videos without a clip.
 
-    Existing clips with the same settings are used again.
-    The reason for a missing clip is logged. If ``clip_source`` needs shards (files with many clips), they are written
-    too.
+    Existing clips with the same settings are used again. The reason for a missing clip is logged. If ``clip_source``
+    needs shards (files with many clips), they are written too.
 
     Args:
         config: ``num_frames`` and ``fixed_size`` decide the clips; ``corpus`` and ``data_dir`` name the folder.
         pairs: a VIDEO_TEXTS table.
-        progress: called with (videos done, videos).
+        progress: called with (done, total) numbers of videos.
         stop: called after each video; returns True to stop.
 
     Raises:
@@ -108,7 +107,10 @@ def make_clips(
 
 
 def _clips_of(store: ClipStore, pairs: pl.DataFrame, missing: Sequence[str]) -> pl.DataFrame:
-    """Return a table AUGMENTED with one row per video that is not in ``missing``: its original clip, unlabelled."""
+    """Return a table AUGMENTED with the original clips, one row per video that is not in ``missing``.
+
+    The columns that this task does not need, such as the label, are empty.
+    """
     videos = pairs.select("video_id").unique().sort("video_id").filter(~pl.col("video_id").is_in(missing))
     return videos.with_columns(
         clip_id=pl.format("{}_0", "video_id"),
@@ -136,11 +138,11 @@ class VideoTextParts:
     tokenizer: TextTokenizer
 
     def of(self, part: str) -> pl.DataFrame:
-        """Return the pairs of ``part``: train, validation or test."""
+        """Return the pairs of ``part``, which is ``train``, ``validation`` or ``test``."""
         return self.pairs.filter(part=part)
 
     def samples(self, part: str, config: RunConfig) -> VideoTextDataset:
-        """Return the samples of a part, in the order of ``of(part)``."""
+        """Return the samples of ``part`` (``train``, ``validation`` or ``test``), in the order of ``of(part)``."""
         encoder = encoder_folder(config)
         return VideoTextDataset(self.source, self.of(part), self.tokenizer, config.max_text_tokens, encoder)
 
@@ -174,7 +176,20 @@ def train_video_text(
 def _finish(
     outputs: Sequence[Path], parts: VideoTextParts, config: RunConfig, trained: Sequence[TrainedNetwork]
 ) -> Finished[TrainingRecord]:
-    """Predict the test part; return the record of the training and a function that writes the files ``outputs``."""
+    """Predict the test part once.
+
+    Args:
+        outputs: paths of the table of ranks, the table of captions, and the file of embeddings.
+        parts: the corpus.
+        config: the run's parameters.
+        trained: the trained network, as the only element.
+
+    Returns:
+        The record of the training, and a function that writes ``outputs``.
+
+    Raises:
+        DataError: an embedding of the test part is not finite.
+    """
     (model,) = trained
     task, found, pairs = model.network.task, VideoTextOutputs(), parts.of("test")
     ranks_file, captions_file, embeddings_file = outputs
@@ -198,7 +213,11 @@ def _finish(
 
 
 def check_config(config: RunConfig) -> None:
-    """Raise ``UsageError`` if no loss has a weight, or a network or text encoder does not load."""
+    """Check that there is something to learn, and that the networks load.
+
+    Raises:
+        UsageError: no loss has a weight, or the video network or the text encoder does not load.
+    """
     if not config.contrastive_weight and not config.caption_weight:
         raise UsageError(
             "contrastive_weight and caption_weight are both 0: nothing would be learned. Give one of them a weight."
@@ -212,7 +231,13 @@ def check_config(config: RunConfig) -> None:
 def read_parts(
     paths: RunPaths, config: RunConfig, ranks: Ranks | None = None, stop: Callable[[], bool] | None = None
 ) -> VideoTextParts:
-    """Return the run's pairs and their clips; rank 0 makes missing clips.
+    """Return the run's pairs with their clips and a new tokenizer; rank 0 of the ranks makes missing clips.
+
+    Args:
+        paths: paths of the run.
+        config: the run's parameters.
+        ranks: the processes that share the training; None: this process alone.
+        stop: called after each video; returns True to stop.
 
     Raises:
         DataError: too many videos have no clip, or a part has no pair.
@@ -244,7 +269,11 @@ def read_parts(
 
 
 def split_training(parts: VideoTextParts, config: RunConfig) -> Training[TrainingRecord]:
-    """Return the training of ``parts`` that ``config`` describes, without scoring of the test part.
+    """Return the training that ``config`` describes, without the scoring of the test part.
+
+    Args:
+        parts: the corpus.
+        config: the run's parameters.
 
     Raises:
         UsageError: the text encoder is missing.
@@ -268,10 +297,10 @@ def split_training(parts: VideoTextParts, config: RunConfig) -> Training[Trainin
 
 
 def retrieval_ranks(pairs: pl.DataFrame, retrieval: Mapping[str, Tensor]) -> pl.DataFrame:
-    """Return the table RETRIEVAL_RANKS: one row per query, first all videos and then all texts, sorted by id.
+    """Return the table RETRIEVAL_RANKS: one row per query, first all videos and then all texts, each sorted by id.
 
-    The table is empty without embeddings. If the videos of a text are in several groups, the text gets the group id
-    that sorts first.
+    A query is a video for which texts are ranked, or a text for which videos are ranked. The table is empty without
+    embeddings. If the videos of a text are in several groups, the text gets the group id that sorts first.
 
     Args:
         pairs: the pairs of the test part.
@@ -294,7 +323,13 @@ def retrieval_ranks(pairs: pl.DataFrame, retrieval: Mapping[str, Tensor]) -> pl.
 
 
 def _written_captions(pairs: pl.DataFrame, outputs: VideoTextOutputs, tokenizer: TextTokenizer) -> pl.DataFrame:
-    """Return the table CAPTIONS with one row per video, sorted by id; empty if no captions were written."""
+    """Return the table CAPTIONS, one row per video, sorted by id; empty if the network writes no captions.
+
+    Args:
+        pairs: the pairs of the test part.
+        outputs: the outputs for these pairs, in the same order.
+        tokenizer: turns tokens into text.
+    """
     if TOKENS not in outputs:
         return frame_of(None, CAPTIONS)
     captions = [tokenizer.decode(row).strip() for row in outputs.column(TOKENS)]
