@@ -1,7 +1,9 @@
 """The memory of a run: its peak, its growth over epochs, every out-of-memory, and the error of the prediction.
 
-Megabytes are 1e6 bytes. A place is the process or an accelerator such as ``cuda:0``. Terms:
+Megabytes are 1e6 bytes. Terms:
 
+- A place is where memory is used: ``process`` for main memory, or an accelerator such as ``cuda:0``.
+- An attempt is one start of a stage. A resumed stage has several.
 - Memory in use is the resident memory of a stage's process with its children, or what tensors hold on an accelerator.
 - The peak is the highest memory in use over all phases, including high-water marks between two samples.
 - The budget is the smallest of ``mem_gb``, the job's limit and the machine's memory.
@@ -41,11 +43,11 @@ class MemoryFindings:
     """The memory of a run's stages. A frame without rows means that nothing was recorded.
 
     Attributes:
-        usage: one row per sample and place, as ``memory_usage`` returns it.
-        events: memory events, as ``queries.memory_events`` returns them.
-        peaks: the highest memory of each stage, phase and place.
-        growth: the growth over the epochs of each training, judged by ``LEAK_RULE``.
-        predictions: predicted and measured peak of each training.
+        usage: memory in use, one row per sample and place (main memory or an accelerator), from ``memory_usage``.
+        events: memory events such as an out-of-memory, from ``queries.memory_events``.
+        peaks: the highest memory of each stage, phase and place, from ``phase_peaks``.
+        growth: the growth over the epochs of each training, judged by ``LEAK_RULE``, from ``epoch_growth``.
+        predictions: predicted and measured peak of each training, from ``predictions``.
         notes: sentences on lines that could not be read.
     """
 
@@ -58,9 +60,10 @@ class MemoryFindings:
 
     @property
     def peak(self) -> dict[str, Any] | None:
-        """The row of ``peaks`` with the highest memory of the place that came nearest to its budget.
+        """The row of ``peaks`` with the highest memory, as a dict. None if ``peaks`` is empty.
 
-        None if ``peaks`` is empty.
+        If several places (main memory or accelerators) were sampled, the row is of the place that used the largest
+        percentage of its budget.
         """
         of_place = pl.col("usage_percent").max().over("place").fill_null(-1)
         highest = self.peaks.sort(of_place, "used_mb", descending=True).head(1)
@@ -68,10 +71,10 @@ class MemoryFindings:
 
     @property
     def out_of_memory(self) -> pl.DataFrame:
-        """One row per out-of-memory event.
+        """The out-of-memory events, one row each.
 
-        ``micro_batch`` is the number of samples per forward pass when memory ran out, ``micro_batch_next`` the number
-        that was tried next.
+        Columns are ``stage fold phase epoch global_step happened_in micro_batch micro_batch_next``. ``micro_batch`` is
+        the number of samples per forward pass when memory ran out, ``micro_batch_next`` the number that was tried next.
         """
         rows = self.events.filter(kind="out_of_memory")
         columns = "stage fold phase epoch global_step happened_in micro_batch micro_batch_next"
@@ -97,11 +100,14 @@ def run_memory(
 
 
 def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per sample and place: ``run_id stage fold attempt line seconds phase epoch batch_idx global_step
-    place used_mb budget_mb usage_percent between``.
+    """Return the memory in use in MB, one row per sample and place (main memory or an accelerator).
 
-    The high-water mark is the largest memory so far, also between samples. If it rises above the sampled memory, an
-    additional row with ``between`` true holds it. That row has the phase and the epoch of the preceding sample.
+    Columns are ``run_id stage fold attempt line seconds phase epoch batch_idx global_step place used_mb budget_mb
+    usage_percent between``. ``between`` is true in additional rows for peaks between two samples. Such a row is added
+    where the high-water mark (largest memory so far) rises above the sampled memory. It has the phase and the epoch of
+    the preceding sample.
+
+    ``samples`` are rows of ``queries.memory_samples``.
     """
     query = """
         WITH known AS (
@@ -135,11 +141,11 @@ def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def phase_peaks(usage: pl.DataFrame) -> pl.DataFrame:
-    """Return the highest memory of each phase, in the order of the phases: ``run_id stage fold phase place num_samples
-    used_mb budget_mb usage_percent seconds epoch``.
+    """Return the highest memory in MB of each phase and place, in the order in which the phases began.
 
-    ``num_samples`` counts the samples of the phase. The last four columns come from the row of ``usage`` with the
-    highest memory.
+    Columns are ``run_id stage fold phase place num_samples used_mb budget_mb usage_percent seconds epoch``.
+    ``num_samples`` counts the samples of the phase. The last four columns come from the row with the highest memory.
+    ``usage`` is the outcome of ``memory_usage``.
     """
     query = """
         SELECT run_id, stage, fold, phase, place, count(*) FILTER (NOT between) AS num_samples, max(used_mb) AS used_mb,
@@ -152,7 +158,10 @@ def phase_peaks(usage: pl.DataFrame) -> pl.DataFrame:
 
 
 def epoch_medians(usage: pl.DataFrame) -> pl.DataFrame:
-    """Return the median memory of each training epoch: ``run_id stage fold attempt place phase epoch used_mb``."""
+    """Return the median memory in MB of each training epoch, one row per epoch and place.
+
+    Columns are ``run_id stage fold attempt place phase epoch used_mb``. ``usage`` is the outcome of ``memory_usage``.
+    """
     query = """
         SELECT run_id, stage, fold, attempt, place, phase, epoch, median(used_mb) AS used_mb
         FROM usage WHERE regexp_full_match(phase, '([a-z]+_)?train') AND epoch IS NOT NULL AND NOT between
@@ -162,11 +171,11 @@ def epoch_medians(usage: pl.DataFrame) -> pl.DataFrame:
 
 
 def epoch_growth(usage: pl.DataFrame) -> pl.DataFrame:
-    """Return the growth of memory in each training: ``run_id stage fold attempt place phase num_epochs slope_mb
-    level_mb verdict``.
+    """Return the growth of memory over the epochs of each training, one row per training and place.
 
-    The last four columns are the outcome of ``judged_growth``. ``slope_mb`` is in MB per epoch, and ``level_mb`` is the
-    value of the fitted line at epoch 0.
+    Columns are ``run_id stage fold attempt place phase num_epochs slope_mb level_mb verdict``. ``slope_mb`` is in MB
+    per epoch, and ``level_mb`` is the value of the fitted line at epoch 0. ``verdict`` is "leak", "no leak" or "too few
+    epochs". ``usage`` is the outcome of ``memory_usage``.
     """
     schema = {
         "run_id": pl.String, "stage": pl.String, "fold": pl.Int64, "attempt": pl.Int64, "place": pl.String,
@@ -184,7 +193,11 @@ Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def judged_growth(epochs: Numbers, used_mb: Numbers) -> tuple[int, float | None, float | None, str]:
-    """Fit a line to ``used_mb`` (n,) over ascending ``epochs`` (n,), and judge its slope by ``LEAK_RULE``.
+    """Fit a line to memory over epochs, and judge by ``LEAK_RULE`` whether it is a leak.
+
+    Args:
+        epochs: float64 (n,), ascending numbers of epochs.
+        used_mb: float64 (n,), median memory of each epoch in MB.
 
     Returns:
         ``(num_epochs, slope, level, verdict)``. The slope is in MB per epoch, and the level is the value of the line at
@@ -204,12 +217,15 @@ def judged_growth(epochs: Numbers, used_mb: Numbers) -> tuple[int, float | None,
 
 
 def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
-    """Return predicted and measured peak of each training: ``run_id stage fold attempt place predicted_mb measured_mb
-    error_percent``.
+    """Return predicted and measured peak memory of each training, one row per attempt (start of a stage).
 
-    For a training on an accelerator, both numbers are the accelerator's memory. ``measured_mb`` is null until training
-    begins.
-    ``error_percent`` is positive if the prediction was too high.
+    Columns are ``run_id stage fold attempt place predicted_mb measured_mb error_percent``. For a training on an
+    accelerator, both numbers are the accelerator's memory. ``measured_mb`` is null until training begins.
+    ``error_percent`` is in percent of the measured peak, and positive if the prediction was too high.
+
+    Args:
+        usage: outcome of ``memory_usage``.
+        events: rows of ``queries.memory_events``.
     """
     query = """
         WITH predicted AS (
@@ -238,7 +254,10 @@ def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
 
 
 def where_text(row: Mapping[str, Any]) -> str:
-    """Return text for the stage and fold of ``row``, such as ``04_fold_training, fold 2``."""
+    """Return text such as ``04_fold_training, fold 2`` for a row with the columns ``stage`` and ``fold``.
+
+    If ``fold`` is None, the text is the name of the stage.
+    """
     return str(row["stage"]) if row["fold"] is None else f"{row['stage']}, fold {row['fold']}"
 
 
@@ -277,7 +296,10 @@ def growth_sentence(findings: MemoryFindings) -> str:
 
 
 def out_of_memory_sentence(findings: MemoryFindings) -> str:
-    """Return a sentence on how often memory ran out, and how far the micro-batch was reduced."""
+    """Return a sentence on how often memory ran out, and how far the micro-batch was reduced.
+
+    The micro-batch is the number of samples per forward pass.
+    """
     rows = findings.out_of_memory
     if rows.is_empty():
         return "Memory never ran out"

@@ -1,8 +1,8 @@
 """Export what a run has recorded to MLflow, and register bundles in MLflow's model registry.
 
-A bundle is a folder with a trained detector. A run becomes one MLflow run in an
-experiment of the same name, identified by the tag ``fvc.run_key``. A new export of the same run replaces the earlier
-one, which goes to MLflow's trash. If an export was killed, run it again.
+A bundle is a folder with a trained detector. A run becomes one MLflow run, in an MLflow experiment with the name of the
+run's experiment. The tag ``fvc.run_key`` identifies it. A new export of the same run replaces the earlier one, which
+goes to MLflow's trash. If an export was killed, run it again.
 
 Keys of metrics (a control is a simple predictor that the model must beat):
 
@@ -75,10 +75,10 @@ class RunContent:
         experiment: name of the experiment.
         run_id: id of the run.
         status: state of the run as MLflow names it, such as ``FINISHED``.
-        times: start and end, in milliseconds since 1970 (UTC); 0 if not recorded.
+        times: ``(start, end)`` of the run in milliseconds since 1970 (UTC). 0 if not recorded.
         params: parameters by name, as text.
         tags: tags by name, as text.
-        points: metric values, at most one per key and step.
+        points: metric values as ``(key, step, milliseconds since 1970, value)``, at most one per key and step.
         files: paths of the report, plotly.js, the parameters and other files of the run that exist.
         tables: maps the path of an artifact to its CSV text.
         notes: sentences on files that could not be read.
@@ -108,10 +108,10 @@ def content_of(
     The ``run_id`` in ``run.json`` identifies a run, so a renamed or copied folder counts as the same run.
 
     Args:
-        headline: headline of the run.
+        headline: headline of the run, with its verdict and cautions.
         record: content of ``run.json``.
         status: outcome of ``runs.run_status``.
-        tables: maps the names in ``TABLES`` to their rows (``queries.SQL_TABLES``).
+        tables: maps each name in ``TABLES`` to its rows, read with ``queries.SQL_TABLES``.
         files: files to export. Those that do not exist are left out.
     """
     run_id = stored_text(as_text(record.get("run_id")) or headline.run_id)
@@ -168,9 +168,10 @@ def _milliseconds(utc: object) -> int:
 
 
 def _points(curves: pl.DataFrame, results: pl.DataFrame, task_results: pl.DataFrame, ended: int) -> list[Point]:
-    """Return the logged metrics and the results as points. Of several with the same key and step, the last is returned.
+    """Return the logged metrics and the results as points ``(key, step, milliseconds, value)`` for MLflow.
 
-    A result gives up to three points: its value and both ends of its interval.
+    A result gives up to three points: its value and both ends of its interval. If several points have the same key and
+    step, the last is returned. Undefined and infinite values are NaN.
 
     Args:
         curves: rows of ``queries.learning_curves``.
@@ -198,10 +199,10 @@ def _points(curves: pl.DataFrame, results: pl.DataFrame, task_results: pl.DataFr
 
 
 def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tags of a run as text by name.
+    """Return the MLflow tags of a run, as a dict from name to text.
 
-    The tag ``mlflow.note.content`` holds verdict and cautions, which MLflow shows as Markdown at the top of the run's
-    page. ``record`` is the content of ``run.json``.
+    The tag ``mlflow.note.content`` holds the verdict and the cautions of ``headline``. MLflow shows it as Markdown at
+    the top of the run's page. ``record`` is the content of ``run.json``.
     """
     verdict = headline.verdict
     attempts = as_list(record.get("attempts")) or [{}]
@@ -233,7 +234,7 @@ def export_run(content: RunContent, *, tracking_uri: str) -> list[str]:
     """Export a run, finished or not, to MLflow at ``tracking_uri`` (a database or a server).
 
     Returns:
-        Lines for the terminal.
+        Lines for the terminal: the number of exported values, and notes on files that could not be read.
 
     Raises:
         UsageError: MLflow is not installed.
@@ -303,7 +304,9 @@ def model_and_alias(text: str) -> tuple[str, str]:
 def register_bundle(
     bundle: Path, name: str, alias: str, *, experiment: str, run_id: str, tracking_uri: str
 ) -> tuple[str, bool]:
-    """Register ``bundle`` as a version of the model ``name``. If a version has the same content, no new one is created.
+    """Register ``bundle`` in MLflow's model registry as a version of the model ``name``.
+
+    If a version of this model has the same content, no new version is created.
 
     Args:
         bundle: folder of an exported bundle (a detector with its weights).
@@ -346,13 +349,13 @@ def register_bundle(
 
 
 class _ServedBundle:
-    """Adapter that gives a bundle the interface of MLflow's pyfunc models."""
+    """Adapter that gives a bundle (an exported detector) the interface of MLflow's pyfunc models."""
 
     def __init__(self, path: str) -> None:
         self._detector = fvc_lib.load_detector(path)
 
     def predict(self, files: Any) -> list[dict[str, Any]]:
-        """Return one dict from name to predicted value for each file.
+        """Return a dict from name to predicted value for each video file, in the order of ``files``.
 
         ``files`` are paths, or a table with a column ``path``.
         """
@@ -360,18 +363,18 @@ class _ServedBundle:
 
 
 def _load_pyfunc(path: str) -> _ServedBundle:
-    """Return the bundle in the folder ``path`` for ``mlflow.pyfunc.load_model`` and ``mlflow models serve``."""
+    """Load the bundle in the folder ``path``. ``mlflow.pyfunc.load_model`` and ``mlflow models serve`` call this."""
     return _ServedBundle(path)
 
 
 def fetched_bundle(uri: str, *, tracking_uri: str, cache_dir: Path) -> Path:
-    """Return the cached folder of the bundle ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``.
+    """Return the folder of a registered bundle on this machine. It is downloaded only if the cache does not hold it.
 
-    The bundle is downloaded only if the cache does not hold it. An alias is resolved in every call. Of the files, only
-    ``digests.json`` is checked here (SHA-256). The others are checked when the bundle is loaded.
+    An alias is resolved in every call, because it may point to another version by now. Only the file ``digests.json``
+    is checked here (SHA-256). The other files are checked when the bundle is loaded.
 
     Args:
-        uri: address of the bundle in the model registry.
+        uri: address of the bundle in the model registry, ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``.
         tracking_uri: address of MLflow, a database or a server.
         cache_dir: folder below which bundles are cached.
 

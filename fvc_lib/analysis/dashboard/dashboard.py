@@ -27,11 +27,11 @@ _SEVERAL = ("runs", "metrics", "folds")
 
 
 class Dashboard:
-    """Widgets with the reader's choice, and panels that show it.
+    """The live dashboard of a notebook: widgets to choose runs, metrics and folds, and panels that show the choice.
 
     Attributes:
         runs_dir: folder of all runs.
-        selection: what the reader has chosen to see.
+        selection: the reader's choice.
         widgets: maps a name to an ipywidget. Empty before ``make_widgets``.
     """
 
@@ -140,7 +140,7 @@ class Dashboard:
         return self.selection
 
     def refresh(self) -> None:
-        """Look for new runs, read the chosen ones again, and redraw the panels whose content has changed."""
+        """Look for new runs, read the chosen runs again, and redraw the panels whose content has changed."""
         self.offer()
         for number in range(len(self._handles)):
             self._show(number, self._panels[number].bundle(self.selection))
@@ -161,9 +161,10 @@ class Dashboard:
     # --- Following a run at work
 
     def follow(self, *, is_on: bool) -> None:
-        """Start (``is_on``) or stop to redraw the panels that are drawn from logs, every ``LIVE_SECONDS`` seconds.
+        """Start or stop redrawing the panels that show logs, every ``LIVE_SECONDS`` seconds.
 
-        Refreshing stops by itself when no chosen run is at work.
+        Redrawing stops by itself when no chosen run is at work. ``is_on`` says whether to start or to stop. To start,
+        an asyncio event loop must be running.
         """
         if self._task is not None:
             self._task.cancel()

@@ -60,12 +60,17 @@ class Panel:
 
 
 class PanelRegistry(Registry[Panel]):
-    """The panels, registered by the functions that draw them."""
+    """The registry of all panels of the dashboard, by name."""
 
     def register_panel(self, name: str, *, at: float, **more: Any) -> Callable[..., Callable[[Selection], Shown]]:
-        """Return a decorator that registers a function of a ``Selection`` as a panel.
+        """Return a decorator for a function that takes a ``Selection`` and returns the content of a panel.
 
-        ``more`` are further fields of ``Panel``.
+        The decorator registers the function as a panel and returns it unchanged.
+
+        Args:
+            name: unique name of the panel.
+            at: position. Panels are shown in ascending order.
+            more: further fields of ``Panel``, such as ``follows``.
         """
 
         def registered(draw: Callable[[Selection], Shown]) -> Callable[[Selection], Shown]:
@@ -79,7 +84,7 @@ PANELS = PanelRegistry("panel", "fvc_lib.analysis.figures")
 
 
 def panels() -> tuple[Panel, ...]:
-    """Return all panels in their order."""
+    """Return all registered panels, ordered by their position ``at``."""
     return tuple(sorted((panel for _, panel in PANELS.items()), key=lambda panel: panel.at))
 
 

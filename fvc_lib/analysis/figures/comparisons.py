@@ -27,16 +27,20 @@ _NAME = metric_name(_MAIN)
 
 
 def targets_of(results: pl.DataFrame) -> list[str]:
-    """Return the names of the targets in ``results`` (tables.RESULTS), the model's lowest ROC AUC first."""
+    """Return the names of the targets in ``results``, the one with the model's lowest ROC AUC first.
+
+    A target is a corpus or generator that is only tested on. ``results`` are rows of ``tables.RESULTS``.
+    """
     model = results.filter(pl.col("scope").str.starts_with(TARGET_SCOPE), source="model", metric=_MAIN)
     return [scope.removeprefix(TARGET_SCOPE) for scope in model.sort("value", "scope", nulls_last=True)["scope"]]
 
 
 def target_table(results: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per target in ``results`` (tables.RESULTS), the model's lowest ROC AUC first.
+    """Return one row per target, a corpus or generator that is only tested on. The lowest ROC AUC comes first.
 
-    Columns are ``target videos groups``, the ROC AUC of the model and of each control as text with intervals, and
-    ``standing`` (whether the model is above its controls).
+    Columns are ``target videos groups``, one column for the model and one for each control, and ``standing``. They hold
+    the ROC AUC as text with intervals, and whether the model is above its controls. ``results`` are rows of
+    ``tables.RESULTS``.
     """
     rows = []
     for target in targets_of(results):
@@ -52,10 +56,14 @@ def target_table(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def levels_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
-    """Return a figure of the ROC AUC at each level, one kind of disturbance (such as blur) at one strength.
+    """Return a figure of the ROC AUC on disturbed videos, one row per level.
 
-    The undisturbed videos are on top. Levels follow by ascending ROC AUC. ``results`` are rows of ROBUSTNESS_RESULTS,
-    and ``confidence`` is the coverage of their intervals.
+    A level is one kind of disturbance, such as blur, at one strength. The row of undisturbed videos is on top. The
+    levels follow by ascending ROC AUC.
+
+    Args:
+        results: rows of ``tables.ROBUSTNESS_RESULTS``.
+        confidence: coverage of their intervals, for the subtitle.
     """
     known = results.filter(metric=_MAIN).drop_nulls("value").to_dicts()
     if len(known) < 2:
@@ -81,9 +89,10 @@ _COSTS = {"milliseconds_per_clip": "Forward pass of one clip (ms)", "num_paramet
 
 
 def cost_figure(comparison: DetectorComparison, cost: str = "milliseconds_per_clip") -> go.Figure:
-    """Return a figure of the ROC AUC of each detector, with its interval, against its cost on a logarithmic axis.
+    """Return a figure of the ROC AUC of each detector against its cost. The axis of the cost is logarithmic.
 
-    A point is hollow if a run of the detector is not above its controls.
+    Bars are intervals over groups. A point is hollow if a run of the detector is not above its controls, the simple
+    predictors that it must beat.
 
     Args:
         comparison: the detectors to draw. Those without the cost are left out.
@@ -118,7 +127,7 @@ def cost_figure(comparison: DetectorComparison, cost: str = "milliseconds_per_cl
 
 @PANELS.register_panel("comparison", at=73, follows=("runs",), tasks=("video",))
 def _pairs_panel(selection: Selection) -> Shown:
-    """Return sentences on the difference of each pair of chosen runs, and on runs that cannot be compared."""
+    """Return sentences on the difference in ROC AUC between the runs of each chosen pair, and on runs left out."""
     return HtmlSentences(lines(compare(selection.runs, replicates=1000))) if len(selection.runs) > 1 else NOTHING
 
 
@@ -126,7 +135,11 @@ def _pairs_panel(selection: Selection) -> Shown:
 
 
 def detectors_figure(audit: Audit) -> go.Figure:
-    """Return a figure of the ROC AUC of every detector, and of the controls of the first detector, with intervals."""
+    """Return a figure of the ROC AUC of every detector, and of the controls (simple predictors), with intervals.
+
+    A detector is hollow if it is not shown to be above its controls. A control is hollow if its split leaks.
+    Controls are drawn as they were measured next to the first detector.
+    """
     first = audit.detectors[0]
     rows = []
     for detector in audit.detectors:

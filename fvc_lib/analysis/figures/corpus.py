@@ -21,7 +21,9 @@ _GROUP_COLORS = {
 
 
 def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
-    """Return a bar chart of the number of videos by label and one property. Rare values are summed as "other".
+    """Return a bar chart of the number of real and fake videos for each value of one property.
+
+    The 14 most frequent values are drawn, and the others are summed as "other".
 
     Args:
         counts: rows of ``queries.index_counts`` with ``value label num_videos``.
@@ -50,7 +52,7 @@ def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
 
 
 def fold_balance_figure(balance: pl.DataFrame) -> go.Figure:
-    """Return a bar chart of the number of videos in each outer fold by label.
+    """Return a bar chart of the number of real and fake videos in each outer fold.
 
     ``balance`` holds the rows of ``queries.fold_balance``.
     """
@@ -69,7 +71,9 @@ def fold_balance_figure(balance: pl.DataFrame) -> go.Figure:
 
 
 def group_sizes_figure(members: pl.DataFrame, *, members_are: str = "video") -> go.Figure:
-    """Return a bar chart of the number of groups by size (1, 2 to 3, 4 to 7, ...) and by labels of the members.
+    """Return a bar chart of the number of groups of each size: 1, 2 to 3, 4 to 7 members and so on.
+
+    A bar is divided into groups with reals only, fakes only, both, and neither.
 
     Args:
         members: one row per member of a group, with ``group_id label``.
@@ -109,7 +113,9 @@ _FEWEST = 5  # fewest videos for a tie
 
 
 def feature_ties(features: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
-    """Return the ties of each forensic feature to size (width * height), length (frames), bit rate and codec.
+    """Return how closely each forensic feature follows size (width * height), length (frames), bit rate and codec.
+
+    This closeness is a tie, a number in [0, 1].
 
     Args:
         features: rows of FEATURES, one column per feature.
@@ -141,10 +147,11 @@ def feature_ties(features: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
 
 
 def _tie(known: pl.DataFrame, name: str, other: str) -> float | None:
-    """Return the tie between the columns ``name``, a feature, and ``other``, a property, of ``known``.
+    """Return the tie in [0, 1] of a feature to a property: how closely the feature follows it.
 
-    For a number it is the absolute rank correlation. For the codec it is the square root of the share of the variance
-    of ranks that lies between codecs. Return None with fewer than five videos, or if a column does not vary.
+    ``known`` has one row per video, with the feature in column ``name`` and the property in column ``other``. For a
+    number it is the absolute rank correlation. For the codec it is the square root of the share of the variance of
+    ranks that lies between codecs. Return None with fewer than five videos, or if a column does not vary.
     """
     pairs = known.select(pl.col(name).rank(), other).drop_nulls()
     if pairs.height < _FEWEST or min(column.n_unique() for column in pairs) == 1:
@@ -156,7 +163,7 @@ def _tie(known: pl.DataFrame, name: str, other: str) -> float | None:
 
 
 def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tuple[str, str]]) -> go.Figure:
-    """Return box plots of a family of related forensic features, in real and in fake videos.
+    """Return box plots of a family of related forensic features, one panel per feature, for reals and for fakes.
 
     Boxes are quartiles, and whiskers end at the 5th and the 95th percentile.
 

@@ -1,4 +1,4 @@
-"""Pictures in a record (an executed notebook): small JPEG files with captions, whose text is escaped."""
+"""Galleries of small JPEG pictures with captions, for notebooks and pages. All text is escaped."""
 
 import base64
 import contextlib
@@ -68,7 +68,7 @@ class Gallery(Displayed):
 
 
 def card_html(card: Card) -> str:
-    """Return ``card`` as HTML. Every text of the card is escaped and begins on a line of its own."""
+    """Return ``card`` as HTML: the picture, and below it the title and each further text on a new line, escaped."""
     shows, title, *lines = (escape(clean_text(text)) for text in (card.shows, card.title, *card.lines))
     text = "<br>".join([f"<b>{title}</b>", *lines])
     width, picture = _SIDE, f"<i>{shows} {GONE}</i><br>"
@@ -106,7 +106,7 @@ def strip(clip: Pixels, side: int = _FRAME_SIDE) -> bytes:
 
 
 def cards_of(rows: pl.DataFrame, picture: Callable[[Row], bytes | None]) -> tuple[Card, ...]:
-    """Return one card per row.
+    """Return one card (a picture with its text) per row.
 
     Args:
         rows: the columns ``path``, ``title`` and ``lines`` (a list of texts), and those that ``picture`` reads.
@@ -131,7 +131,7 @@ def _strip_of(read_clip: ReadClip | None) -> Callable[[Row], bytes | None]:
 
 
 def batch_gallery(samples: Pixels, names: Sequence[str]) -> Gallery:
-    """Return a gallery of one batch of B samples.
+    """Return a gallery of one batch of B samples, to see what the network gets.
 
     ``samples`` are pictures, uint8 (B, 3, H, W), or clips, uint8 (B, T, 3, H, W). ``names`` are the B titles.
     """
@@ -223,10 +223,13 @@ def mistakes_gallery(
 
 
 def frame_strips(scores: pl.DataFrame, read_clip: ReadClip | None) -> pl.DataFrame:
-    """Return VIDEO_FRAMES with a strip of frames for each of the first 300 videos of ``scores``.
+    """Return the table ``tables.VIDEO_FRAMES``: a strip of frames for each of the first 300 videos of ``scores``.
 
-    Columns are ``video_id group_id jpeg_base64``. Videos whose clip cannot be read are left out. If ``read_clip`` is
-    None, the table is empty.
+    Columns are ``video_id group_id jpeg_base64``. Videos whose clip cannot be read are left out.
+
+    Args:
+        scores: rows of ``tables.SCORES``. Only the columns ``video_id group_id`` are used.
+        read_clip: returns the frames of a video. None: the table is empty.
     """
     rows: list[tuple[str, str, str]] = []
     videos = scores.select("video_id", "group_id").head(_MOST_STRIPS if read_clip else 0)

@@ -74,9 +74,9 @@ _EVENT_STYLES = {
 
 
 def phase_peaks_figure(findings: MemoryFindings) -> go.Figure:
-    """Return a figure of the peak memory of each stage and phase, the highest over the folds.
+    """Return a figure of the peak memory in MB of each stage and phase (such as training), one row each.
 
-    A line spans the range of the peaks of single folds.
+    The point is the maximum over the folds. A line reaches from the smallest peak of a fold to the largest.
     """
     if findings.peaks.is_empty():
         return theme.nothing_to_show("Memory by phase", "No memory samples are recorded.")
@@ -98,9 +98,9 @@ def phase_peaks_figure(findings: MemoryFindings) -> go.Figure:
 
 
 def growth_figure(findings: MemoryFindings) -> go.Figure:
-    """Return a figure of the median memory of each training epoch, with a fitted line for each training.
+    """Return a figure of the median memory in MB of each training epoch, with a fitted line for each training.
 
-    A training whose memory leaks by ``memory.LEAK_RULE`` is red.
+    A training is red if its memory leaks according to ``memory.LEAK_RULE``.
     """
     points = memory.epoch_medians(findings.usage)
     if points.is_empty():
@@ -129,9 +129,9 @@ def growth_figure(findings: MemoryFindings) -> go.Figure:
 
 
 def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
-    """Return a figure of memory over time, with marks for events such as an out-of-memory.
+    """Return a figure of memory in MB over time in seconds, with marks for events such as an out-of-memory.
 
-    The time axis joins the stages without the pauses between them.
+    The stages follow each other on the time axis. Pauses between stages and between attempts are left out.
     """
     rows = findings.usage.drop_nulls("seconds")
     if rows.is_empty():

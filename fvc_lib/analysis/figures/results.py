@@ -38,10 +38,11 @@ _MAIN = headline.HEADLINE_METRIC
 
 
 def metric_table(results: pl.DataFrame) -> pl.DataFrame:
-    """Return the model's metrics over all folds: ``metric better by_video by_group fold_mean fold_std``.
+    """Return the model's metrics over all folds, one row per metric.
 
-    ``better`` is ``higher`` or ``lower``. ``by_video`` and ``by_group`` are text with intervals. In ``by_video`` every
-    video has the same weight, in ``by_group`` every group. ``fold_mean`` and ``fold_std`` are numbers over the folds.
+    Columns are ``metric better by_video by_group fold_mean fold_std``. ``better`` is ``higher`` or ``lower``.
+    ``by_video`` and ``by_group`` are values as text with intervals. In ``by_video`` every video has the same weight, in
+    ``by_group`` every group. ``fold_mean`` and ``fold_std`` are mean and standard deviation of the values of the folds.
     """
     model = results.filter(source="model")
     texts = [None if row[0] is None else interval_text(*row) for row in model.select("value", "low", "high").rows()]
@@ -58,7 +59,10 @@ _METRIC = (
 
 
 def control_table(results: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per metric over all folds: ``metric better``, a column for the model, and one for each control."""
+    """Return the metrics of the model and of its controls (simple predictors) over all folds, one row per metric.
+
+    Columns are ``metric better``, one for the model and one for each control. ``better`` is ``higher`` or ``lower``.
+    """
     # Only the model has metrics of scores before the temperature. The margin is a difference of two scores.
     of_model = pl.col("metric").str.ends_with(UNCALIBRATED) | (pl.col("metric") == headline.MARGIN)
     rows = results.filter((pl.col("scope") == BY_VIDEO) & ~of_model)
@@ -67,7 +71,10 @@ def control_table(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int | None, int, int]]) -> pl.DataFrame:
-    """Return one row per fold: what was chosen on its inner validation part, and the size of its test part.
+    """Return the values that were chosen on the inner validation part of each fold, one row per fold.
+
+    They are the temperature, the threshold and the epoch. The inner validation part is taken from the training part of
+    the fold.
 
     Args:
         predictions: predictions of all folds.
@@ -91,7 +98,10 @@ def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int | Non
 
 
 def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per leakage check, as text for readers: ``check finding verdict``."""
+    """Return one row per leakage check, as text for readers: ``check finding verdict``.
+
+    ``verdict`` is "passed", "FAILED" or "for information".
+    """
     words = {True: "passed", False: "FAILED", None: "for information"}
     verdict = pl.col("passed").replace_strict(words, return_dtype=pl.String)
     return audit.select(pl.col("check").str.replace_all("_", " ", literal=True), "finding", verdict=verdict)
@@ -131,7 +141,7 @@ def controls_figure(
 
 
 def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
-    """Return a figure with histograms of the scores of reals and of fakes, in bins of 0.05.
+    """Return a figure with two histograms of scores, of reals and of fakes, in bins of 0.05.
 
     Dotted lines mark the decision thresholds of the folds.
     """
@@ -159,9 +169,14 @@ def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
 
 
 def slices_figure(slices: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
-    """Return a figure of the ROC AUC in each slice. A slice holds the videos with one value of a property.
+    """Return a figure of the model's ROC AUC in each slice, with intervals.
 
-    Slices with few groups are pale. A slice of one class has no point.
+    A slice holds the videos with one value of a property, such as one codec. Slices with few groups are pale. A slice
+    of one class has no point.
+
+    Args:
+        slices: rows of ``tables.SLICES``.
+        confidence: coverage of their intervals, for the subtitle.
     """
     name = metric_name(_MAIN)
     rows = slices.filter(metric=_MAIN).sort("slice_by", -pl.col("num_videos"), "value")

@@ -79,7 +79,7 @@ def roc_band(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> CurveBand:
-    """Return the average of the folds' ROC curves, with a band over groups.
+    """Return the average of the folds' ROC curves, with a band that shows how it varies with the groups.
 
     Curves are averaged vertically: T. Fawcett, "An introduction to ROC analysis", Pattern Recognition Letters 27
     (2006). If no fold has both classes, the curve of all rows together is returned.
@@ -89,9 +89,9 @@ def roc_band(
         scores: float (N,), higher for fakes.
         groups: (N,), the name of the group of each row.
         folds: int (N,), the fold of each row.
-        replicates: number of half-samples of the groups.
+        replicates: number of half-samples (random halves of the groups) behind the band.
         seed: seed of the half-samples.
-        confidence: coverage of the band.
+        confidence: coverage of the band at each false positive rate.
     """
     fold_of_row = np.asarray(folds)
     of_folds = [np.flatnonzero(fold_of_row == fold) for fold in np.unique(fold_of_row)]
@@ -120,7 +120,7 @@ def _mean_curves(weights: FloatArray, labels: IntArray, scores: FloatArray, fold
         weights: (R, N), the weights of the N rows for each of the R curves.
         labels: int (N,), where 1 is fake.
         scores: float (N,).
-        folds: for each fold, the numbers of its rows.
+        folds: for each fold, the indices of its rows, an int array.
     """
     total, pairs = np.zeros((len(weights), _GRID.size)), np.zeros(len(weights))
     for rows in folds:
@@ -135,9 +135,10 @@ def _mean_curves(weights: FloatArray, labels: IntArray, scores: FloatArray, fold
 
 
 def roc_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
-    """Return a figure of the ROC curve averaged over folds, its band over groups, and the curves of single folds.
+    """Return a figure of the ROC curve averaged over folds, with its band and the curves of single folds.
 
-    ``how`` are ``replicates``, ``seed`` and ``confidence`` of ``roc_band``.
+    ``predictions`` are rows of ``tables.PREDICTIONS`` of all folds. ``how`` are ``replicates``, ``seed`` and
+    ``confidence`` of ``roc_band``.
     """
     if predictions["label"].n_unique() < 2:
         return theme.nothing_to_show("ROC curve", "Predictions of both classes are needed.")
@@ -179,11 +180,11 @@ def _columns(predictions: pl.DataFrame) -> tuple[IntArray, FloatArray, npt.NDArr
 def shares_of(
     parts: Sequence[npt.NDArray[np.bool_]], values: npt.NDArray[Any], groups: npt.NDArray[Any], **how: Any
 ) -> pl.DataFrame:
-    """Return the share of ones among ``values`` in each part of the videos, with an interval over the part's groups.
+    """Return the share of ones among ``values`` in several parts of the N videos, with intervals over groups.
 
     Args:
-        parts: one mask, bool (N,), for each part.
-        values: (N,), 0 or 1.
+        parts: one mask, bool (N,), for each part. Parts may overlap.
+        values: (N,), 0 or 1 for each video.
         groups: (N,), the name of the group of each video.
         how: ``replicates``, ``seed`` and ``confidence`` of ``intervals_over_groups``.
 
@@ -201,7 +202,14 @@ def shares_of(
 
 
 def _draw_shares(drawn: go.Figure, x: FloatArray, shares: pl.DataFrame, name: str) -> None:
-    """Add a line with error bars through the shares of ``shares_of`` at the positions ``x``."""
+    """Add a line with error bars to the figure ``drawn``.
+
+    Args:
+        drawn: the figure.
+        x: horizontal positions (P,).
+        shares: outcome of ``shares_of`` for P parts: the heights and the ends of the bars.
+        name: name in the legend.
+    """
     share, low, high = shares.select("share", "low", "high").fill_null(np.nan).to_numpy().T
     look = {"mode": "markers+lines", "error_y": theme.error_bar(share, low, high, theme.MODEL)}
     hover = "%{x:.2f}, %{y:.2f}<br>%{customdata} videos<extra></extra>"
@@ -209,10 +217,11 @@ def _draw_shares(drawn: go.Figure, x: FloatArray, shares: pl.DataFrame, name: st
 
 
 def calibration_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
-    """Return a figure of the share of fakes against the mean score in ten bins, before and after the temperature.
+    """Return a figure of calibration: the share of fakes against the mean score, in ten bins of the score.
 
-    The temperature is the divisor of the logits that was chosen in training to calibrate scores. ``how`` are
-    ``replicates``, ``seed`` and ``confidence`` of the intervals.
+    It shows the scores before and after the temperature, the divisor of the logits that was chosen in training to
+    calibrate them. ``predictions`` are rows of ``tables.PREDICTIONS``. ``how`` are ``replicates``, ``seed`` and
+    ``confidence`` of the intervals.
     """
     if predictions.is_empty():
         return theme.nothing_to_show("Calibration", "No predictions are recorded.")
@@ -239,9 +248,10 @@ def calibration_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
 
 
 def risk_coverage_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
-    """Return a figure of the share of wrong decisions if only the surest 10, 20, ... 100 percent are decided.
+    """Return a figure of the share of wrong decisions if only the surest 10, 20, ... 100 percent of videos are decided.
 
-    A decision is surer if the score is farther from the threshold of its fold. ``how`` are ``replicates``, ``seed`` and
+    A decision is surer if the score is farther from the threshold of its fold. ``predictions`` are rows of
+    ``tables.PREDICTIONS``. ``how`` are ``replicates``, ``seed`` and
     ``confidence`` of the intervals.
     """
     if predictions.is_empty():

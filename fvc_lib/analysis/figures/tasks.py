@@ -34,11 +34,13 @@ def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> 
 
     Args:
         results: rows of TASK_RESULTS.
-        subjects: what the metrics are about, such as ``all`` or ``captions``. ``target:`` means all targets.
+        subjects: values of the column ``subject``, such as ``all`` or ``captions``. A value that ends in ``:`` stands
+            for all subjects that begin with it, such as ``target:`` for all targets.
 
     Returns:
-        ``of metric unit better Model``, one column per control, and ``num_samples num_groups``. ``of`` is the readable
-        subject. Values are text with intervals. Null means that a control has no value for the metric.
+        The columns ``of metric unit better Model``, one column per control, and ``num_samples num_groups``. ``of`` is
+        the readable subject, and ``better`` is ``higher`` or ``lower``. Values are text with intervals. Null means that
+        a control has no value for the metric.
     """
     rows = pl.concat([results.clear(), *(results.filter(_about(subject)) for subject in subjects)])
     texts = [_value_text(row) for row in rows.iter_rows(named=True)]
@@ -73,7 +75,9 @@ def _value_text(row: Mapping[str, Any]) -> str:
 
 
 def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
-    """Return one row per part of the split: ``part split num_rows`` and the columns of ``counted``.
+    """Count the samples in each part of the split (training, validation, test), one row per part.
+
+    Columns are ``part split num_rows``, then those of ``counted``.
 
     Args:
         rows: one row per sample, with ``part`` and ``split_source``.
@@ -92,9 +96,14 @@ def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
 
 
 def target_table(images: pl.DataFrame, targets: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per target: ``target unit num_images num_groups mean std least most``.
+    """Return statistics of each target, a number that a network predicts for an image. One row per target.
 
-    The statistics are over those ``images`` that have a number for the target.
+    Columns are ``target unit num_images num_groups mean std least most``. They are computed over those ``images`` that
+    have a number for the target.
+
+    Args:
+        images: rows of ``tables.IMAGES``.
+        targets: rows of ``tables.IMAGE_TARGETS``.
     """
     known = targets.join(images.select("image_id"), on="image_id", how="semi")
     value = pl.col("value")
@@ -104,9 +113,10 @@ def target_table(images: pl.DataFrame, targets: pl.DataFrame) -> pl.DataFrame:
 
 
 def training_means(images: pl.DataFrame, targets: pl.DataFrame) -> dict[str, float]:
-    """Return a dict from target to its mean over the training images.
+    """Return a dict from target (a number that a network predicts for an image) to its mean over training images.
 
-    The control "mean predictor" predicts this mean for every image.
+    The control "mean predictor" predicts this mean for every image. ``images`` are rows of ``tables.IMAGES``, and
+    ``targets`` are rows of ``tables.IMAGE_TARGETS``.
     """
     training = target_table(images.filter(part="train"), targets)
     return dict(training.select("target", "mean").iter_rows())
@@ -127,9 +137,9 @@ def rejected_table(rejected: pl.DataFrame) -> pl.DataFrame:
 
 
 def class_table(results: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per class, the lowest F1 first: ``class precision recall f1 num_images num_groups``.
+    """Return the metrics of the model on the test images of each class, one row per class, the lowest F1 first.
 
-    The metrics are those of the model on the test images.
+    Columns are ``class precision recall f1 num_images num_groups``. ``results`` are rows of ``tables.TASK_RESULTS``.
     """
     rows = results.filter(_about("class:"), source="model")
     metrics = {name: pl.col("value").filter(metric=name).first() for name in ("precision", "recall", "f1")}
@@ -188,7 +198,7 @@ def target_scatter_figure(
 
     Args:
         predictions: rows of TARGET_PREDICTIONS.
-        results: results of the run.
+        results: rows of TASK_RESULTS of the same run.
         means: maps a target to its mean over the training images (``training_means``).
         confidence: coverage of the intervals.
     """

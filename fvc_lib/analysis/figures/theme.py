@@ -99,7 +99,7 @@ def shortened(text: str, characters: int) -> str:
 
 
 def fake_labels(predictions: pl.DataFrame) -> npt.NDArray[np.int64]:
-    """Return the column ``label`` of N rows as int64 (N,): 1 is fake, 0 is real."""
+    """Return the column ``label`` of ``predictions``, a frame of N rows, as int64 (N,): 1 is fake, 0 is real."""
     return (predictions["label"] == "fake").cast(pl.Int64).to_numpy()
 
 
@@ -138,9 +138,9 @@ class Row:
 
     Attributes:
         tick: name on the axis, escaped for plotly.
-        value: position of the point. None: no point is drawn.
-        low: lower end of the interval, if known.
-        high: upper end of the interval, if known.
+        value: value of the point. None: no point is drawn.
+        low: lower end of the interval. None: no interval is drawn.
+        high: upper end of the interval. None: no interval is drawn.
         color: colour of point and interval, ``#RRGGBB``.
         hollow: whether the point is drawn as a ring.
         text: text to the right of the plot, escaped. Empty: the value with its interval.
@@ -158,14 +158,14 @@ class Row:
 def interval_chart(
     finding: str, subtitle: str, rows: Sequence[Row], *, names: str, values: str, chance: float | None = 0.5
 ) -> go.Figure:
-    """Return a chart with one row per point: the point, its interval, and its number to the right.
+    """Return a chart of values with intervals, one row per value. The numbers stand to the right of the chart.
 
     Args:
         finding: the title.
         subtitle: sample size and method.
-        rows: the first stands on top.
-        names: title of the axis of names.
-        values: title of the axis of values.
+        rows: the rows to draw, the first on top.
+        names: title of the vertical axis, which has the names of the rows.
+        values: title of the horizontal axis, which has the values.
         chance: score of guessing, marked by a dashed line. The axis then ends at 1. If None, there is no line, and the
             axis begins at 0.
     """
@@ -194,9 +194,10 @@ def interval_chart(
 def error_bar(
     values: Sequence[float] | Floats, low: Sequence[float] | Floats, high: Sequence[float] | Floats, color: str
 ) -> dict[str, Any]:
-    """Return plotly's ``error_x`` or ``error_y`` for N points: bars from ``low`` (N,) to ``high`` (N,).
+    """Return the value for plotly's ``error_x`` or ``error_y`` of N points, as a dict.
 
-    ``values`` (N,) are the positions of the points. An end that is NaN is not drawn.
+    The bars reach from ``low`` (N,) to ``high`` (N,), and ``values`` (N,) are the positions of the points. An end that
+    is NaN is not drawn.
     """
     up, down = np.nan_to_num([np.subtract(high, values), np.subtract(values, low)])
     return {"symmetric": False, "array": up, "arrayminus": down, "color": color, "thickness": 1.5, "width": 4}
@@ -214,7 +215,7 @@ def bar_chart(
     names: Sequence[str],
     titles: tuple[str, str],
 ) -> go.Figure:
-    """Return horizontal, stacked bars.
+    """Return a chart of horizontal, stacked bars.
 
     Args:
         finding: the title.
@@ -223,7 +224,7 @@ def bar_chart(
             in ``names`` and ``colors`` are left out.
         colors: colour of each series, in the order of stacking.
         names: names of the bars, the first on top.
-        titles: ``(title of the axis of names, title of the axis of numbers)``.
+        titles: ``(title of the vertical axis with the names, title of the horizontal axis with the numbers)``.
     """
     drawn = figure(finding, subtitle, height=150 + 34 * max(len(names), 3))
     # The axis has numbers with tick texts. A category axis would interpret HTML in names, and merge bars whose
@@ -249,7 +250,8 @@ def add_line(drawn: go.Figure, x: Any, y: Any, name: str, color: str, **look: An
         y: values (N,).
         name: name in the legend, plain text.
         color: ``#RRGGBB`` or ``rgba(...)``.
-        look: ``dash``, ``width``, ``where`` (a position from ``panel_grid``), and any field of the trace.
+        look: ``dash`` and ``width`` of the line, ``where`` (a position from ``panel_grid``), and any field of plotly's
+            ``Scatter``.
     """
     line = {"color": color, "dash": look.pop("dash", "solid"), "width": look.pop("width", 2)}
     where = look.pop("where", {})
@@ -258,7 +260,7 @@ def add_line(drawn: go.Figure, x: Any, y: Any, name: str, color: str, **look: An
 
 
 def add_reference(drawn: go.Figure, name: str) -> None:
-    """Add a dashed line from the point (0, 0) to the point (1, 1)."""
+    """Add a dashed line from the point (0, 0) to the point (1, 1), called ``name`` in the legend."""
     add_line(drawn, [0, 1], [0, 1], name, NEUTRAL, dash="dash", width=1, hoverinfo="skip")
 
 
@@ -268,7 +270,7 @@ def thinned(size: int, most: int) -> npt.NDArray[np.int64]:
 
 
 def shares(drawn: go.Figure, x: str, y: str) -> go.Figure:
-    """Give both axes of a figure of shares the range [0, 1] and the titles ``x`` and ``y``. Return the figure."""
+    """Set the range of both axes to [0, 1] and their titles to ``x`` and ``y``, all plain text. Return ``drawn``."""
     drawn.update_xaxes(title_text=x, range=[-0.02, 1.02])
     return drawn.update_yaxes(title_text=y, range=[-0.02, 1.04])
 
@@ -276,7 +278,9 @@ def shares(drawn: go.Figure, x: str, y: str) -> go.Figure:
 def panel_grid(
     finding: str, subtitle: str, titles: Sequence[str], *, columns: int, panel_height: int, **axes: Any
 ) -> tuple[go.Figure, list[dict[str, int]]]:
-    """Return a figure with one panel per title, and the position of each panel as ``{"row": ..., "col": ...}``.
+    """Return ``(figure, positions)``: a figure with one empty panel per title, and the position of each panel.
+
+    A position is a dict such as ``{"row": 1, "col": 2}``, which plotly's ``add_trace`` takes. Both count from 1.
 
     Args:
         finding: title of the figure.

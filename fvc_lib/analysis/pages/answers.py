@@ -1,4 +1,4 @@
-"""Offline pages of a run's answers on new files: one page per judged video, and one for all predictions of a task.
+"""Offline pages of a run's predictions for new files: one page per judged video, and one for all files of a task.
 
 Drawings are SVG without scripts, because plotly's script has 4.8 MB and the page of a video is a single file.
 """
@@ -31,7 +31,7 @@ _HEATED, _HEATED_SIDE, _MOST_OPACITY = 4, 168, 0.72
 
 @dataclass(frozen=True)
 class Known:
-    """Scores of the run's videos with known labels, each from the network that did not train on the video.
+    """Scores of the run's own videos, whose labels are known. No network scored a video that it was trained on.
 
     Attributes:
         reals: float64 (R,), scores of the R real videos.
@@ -74,9 +74,10 @@ def data_uri(frame: Pixels, side: int) -> str:
 
 
 def frame_pictures(clips: Pixels) -> dict[str, Any]:
-    """Return at most 12 evenly spread frames of ``clips``, uint8 (N, T, 3, H, W): N clips of T frames.
+    """Return at most 12 evenly spread frames of N clips of T frames, for the template ``video.html``.
 
-    The keys of the dict are ``pictures`` (data URIs of the frames) and ``number`` (N * T, the number of all frames).
+    ``clips`` are uint8 (N, T, 3, H, W). The keys of the dict are ``pictures`` (data URIs of the frames) and ``number``
+    (N * T, the number of all frames).
     """
     frames = clips.reshape(-1, *clips.shape[2:])
     chosen = theme.thinned(len(frames), _FRAMES)
@@ -96,8 +97,10 @@ def over_time(begins: Floats, ends: Floats, scores: Floats, middles: Pixels, sec
         seconds: length of the video in seconds.
 
     Returns:
-        A dict with the mean over networks as a line, the range over networks as a band, frames below the curve, and the
-        window with the highest mean.
+        None, or a dict for the template ``video.html``. ``line`` is the mean over networks, and ``band`` is the range
+        over networks, both as points of an SVG. ``under`` are frames below the curve, as data URIs. ``most`` is the
+        window with the highest mean: its ``begin`` and ``end`` in seconds, and its ``score``. ``label``, ``several``
+        and ``ticks`` are texts of the axes, and whether there are several networks.
     """
     if len(begins) < 2:
         return None
@@ -125,13 +128,14 @@ def _points(xs: Floats, ys: Floats) -> str:
 
 
 def heat_map(clip: Pixels, values: Floats, top: float) -> dict[str, Any]:
-    """Return the values that the template needs to draw frames of a clip, without and with a heat map over them.
+    """Return the values for the template ``video.html`` to draw frames of a clip, without and with a heat map.
 
-    Consecutive frames often have the same map. At most four frames are drawn, each with another map.
+    Consecutive frames often have the same map. At most four frames are drawn, and each has a different map.
 
     Args:
         clip: uint8 (T, 3, H, W).
-        values: (T, H, W), the heat map, in [0, 1]. It is higher where hiding the area lowers the logit of fake more.
+        values: (T, H, W), the heat map of each frame, in [0, 1]. It is higher where hiding the area lowers the logit
+            of fake more.
         top: decrease of the logit that a value of 1 stands for.
     """
     begins = np.flatnonzero((values[1:] != values[:-1]).any((1, 2))) + 1
@@ -145,9 +149,14 @@ def heat_map(clip: Pixels, values: Floats, top: float) -> dict[str, Any]:
 
 
 def heated(frame: Pixels, values: Floats) -> Pixels:
-    """Return ``frame``, uint8 (3, H, W), in grey under a colour whose opacity is proportional to ``values``.
+    """Return a frame with a heat map over it: the frame in grey, under a colour whose opacity grows with ``values``.
 
-    ``values`` (H, W) are in [0, 1].
+    Args:
+        frame: uint8 (3, H, W).
+        values: (H, W), the heat map, in [0, 1].
+
+    Returns:
+        uint8 (3, H, W).
     """
     color = np.frombuffer(bytes.fromhex(theme.FAKE[1:]), np.uint8)[:, None, None]
     cover = _MOST_OPACITY * values[None]
@@ -169,7 +178,7 @@ def write_predictions_page(
     *,
     is_shown: bool,
 ) -> None:
-    """Write the page of all predictions. The file is never left half written.
+    """Write the page with a run's predictions for new files (tasks without folds). It is never left half written.
 
     Args:
         path: path of the page.
@@ -179,7 +188,8 @@ def write_predictions_page(
         cards: cards of the first ``MOST_CARDS`` files that were read.
         num_read: number of files that were read.
         failures: path and reason of each file that was not read. The first ``MOST_CARDS`` are shown.
-        is_shown: whether the run is shown to be above its controls. If not, the page carries a warning.
+        is_shown: whether the run is shown to be above its controls, the simple predictors that it must beat. If not,
+            the page carries a warning.
 
     Raises:
         OSError: the page cannot be written.

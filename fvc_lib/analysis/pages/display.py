@@ -1,4 +1,4 @@
-"""Displays of tables, sentences and figures in a notebook; text is escaped, and figures are stored as data."""
+"""Displays of tables, sentences and figures in a notebook. Text is escaped, and figures are stored as plotly's JSON."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,9 +98,10 @@ class HtmlTable(Displayed):
         return wording.clean_text(words[:1].upper() + words[1:]) + unit
 
     def _look(self, name: str, text: str = "") -> str:
-        """Return the HTML attribute of a heading or cell of column ``name`` whose text is ``text``.
+        """Return the HTML attribute that aligns a cell with the content ``text`` in column ``name``.
 
-        Numbers are aligned to the right and stay on one line.
+        Numbers are aligned to the right and stay on one line, and other text is aligned to the left. For a heading,
+        ``text`` is empty.
         """
         is_number = self.frame.schema[name].is_numeric() or re.match(_INTERVAL, text)
         return ' class="number"' if is_number else _LEFT
@@ -157,7 +158,7 @@ class HtmlSentences(Displayed):
 
 
 def figure_bundle(figure: go.Figure) -> dict[str, Any]:
-    """Return a dict from mimetype to content: the figure as plotly's JSON, and the title as plain text."""
+    """Return ``figure`` as a dict from mimetype to content: plotly's JSON, and the title as plain text."""
     spec = figure.to_plotly_json()
     title = figure.layout.title.text or "figure"
     content = {"data": spec["data"], "layout": spec["layout"], "config": {"displaylogo": False}}
@@ -172,7 +173,10 @@ def show_figures(figures: Sequence[go.Figure]) -> None:
 
 @contextmanager
 def only_shows() -> Iterator[None]:
-    """Catch and display any error of the block, so that a display cannot fail a stage whose results are written."""
+    """Catch any error within the ``with`` block and display it as a message.
+
+    So a display that fails does not end a notebook whose results are already written.
+    """
     try:
         yield
     except Exception as error:  # noqa: BLE001  # the results are on record

@@ -73,7 +73,7 @@ def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a
 def write_page(
     path: Path, title: str, body: Markup, scripts: Sequence[str] = (), *, stamp: str = "", has_figures: bool = False
 ) -> None:
-    """Write an HTML document. The file is never left half written.
+    """Write an HTML page that works offline. The file is never left half written.
 
     Args:
         path: path of the page.

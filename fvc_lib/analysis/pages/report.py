@@ -65,7 +65,7 @@ _HEADS = ("Run", "Standing", "Score [interval]", "0 · 0.5 · 1", "Best control"
 
 @dataclass(frozen=True)
 class NotebookHtml:
-    """A rendered notebook.
+    """An executed notebook as HTML, with counts of its figures and cells.
 
     Attributes:
         title: the first heading, and the fold if the file name has one, as plain text.
@@ -88,7 +88,7 @@ class NotebookHtml:
 
 @dataclass(frozen=True)
 class Section:
-    """One record (an executed notebook) in a report.
+    """One section of a report: the executed notebook of a stage, and how the stage went.
 
     Attributes:
         key: name of the stage and fold, such as ``04_fold_training_fold_2``.
@@ -128,9 +128,9 @@ class Section:
 
 
 def write_run_report(run: RunPaths) -> None:
-    """Write ``report.html`` of ``run`` from the records that exist now. Without any record no file is written.
+    """Write the report of a run, ``report.html``, from the executed notebooks that its stages have left so far.
 
-    Of several records of the same stage and fold, the newest is shown.
+    If a stage and fold has several notebooks, the newest is shown. If there is no notebook, no file is written.
 
     Raises:
         OSError: the file cannot be written.
@@ -162,7 +162,7 @@ def write_run_report(run: RunPaths) -> None:
 def write_report(
     notebooks: Sequence[Path], output: Path, *, title: str, answer: Sequence[str] = (), videos: Markup | str = ""
 ) -> None:
-    """Write an offline page with one section per executed notebook. The first section is open.
+    """Write an HTML page that works offline, with one section per executed notebook. The first section is open.
 
     Args:
         notebooks: paths of executed notebooks.
@@ -188,7 +188,10 @@ def _write(output: Path, title: str, sections: Sequence[Section], **parts: Any) 
 
 
 def _rank(name: str) -> tuple[bool, int, str]:
-    """Return the sort key of a record's name: partial records first, then the order of ``_SECTION_ORDER``."""
+    """Return the sort key of a section in a report. ``name`` is the file name of its notebook without ending.
+
+    Notebooks that did not end (``.partial``) come first. The others are in the order of ``_SECTION_ORDER``.
+    """
     positions = [position for position, stage in enumerate(_SECTION_ORDER) if name.startswith(stage)]
     return (not name.endswith(_PARTIAL), min(positions, default=len(_SECTION_ORDER)), name)
 
@@ -238,9 +241,9 @@ def _run_facts(headline: ReportHeadline) -> dict[str, str]:
 
 
 def provenance_html(run: RunPaths) -> Markup:
-    """Return HTML with code, versions, machine, attempts (starts of the run) and the commands that repeat the run.
+    """Return HTML on how the results of a run were made. Its links are relative to the run's folder.
 
-    Its links are relative to the run's folder.
+    It shows the code, versions, machine, attempts (starts of the run) and the commands that repeat the run.
     """
     record = read_json_object(run.run_json)
     attempts = [as_mapping(attempt) for attempt in as_list(record.get("attempts"))]
@@ -271,9 +274,9 @@ def provenance_html(run: RunPaths) -> Markup:
 
 
 def _facts(recorded: Mapping[str, Any]) -> dict[str, object]:
-    """Return a dict from readable names to readable values, such as ``Memory`` to ``16.00 GB`` for ``memory_bytes``.
+    """Return recorded values for readers, as a dict from readable name to readable value.
 
-    Empty values are left out.
+    For example, ``memory_bytes`` becomes ``Memory``, and its value becomes ``16.00 GB``. Empty values are left out.
     """
     facts: dict[str, object] = {}
     for name, value in recorded.items():
@@ -378,9 +381,10 @@ def _take_title(cells: list[Any], name: str) -> str:
 
 
 def _best(data: dict[str, Any]) -> tuple[str, Any]:
-    """Return ``(mimetype, content)`` of the preferred form of an output that needs neither kernel nor network.
+    """Return ``(mimetype, content)``: the best form of a notebook output that needs neither kernel nor network.
 
-    ``data`` maps the mimetypes of one output to contents. Of an empty display or a widget, only plain text is returned.
+    A plotly figure is preferred, then SVG, HTML, other pictures, Markdown and plain text. An empty display or a widget
+    gives plain text. ``data`` maps the mimetypes of the output to contents.
     """
     if isinstance(data.get(PLOTLY), dict):
         return PLOTLY, data[PLOTLY]
@@ -393,7 +397,10 @@ def _best(data: dict[str, Any]) -> tuple[str, Any]:
 
 
 def clean_html(html: str) -> Markup:
-    """Return ``html`` with allowed tags and attributes only: no scripts, no style sheets, nothing from the network."""
+    """Return ``html`` without scripts, style sheets and anything that is loaded from the network.
+
+    Only allowed tags, attributes and targets of links remain. The text within other tags remains too.
+    """
 
     def is_allowed(tag: str, name: str, value: str) -> bool:
         if (tag, name) == ("img", "src"):
@@ -406,7 +413,7 @@ def clean_html(html: str) -> Markup:
 
 
 def figure_html(spec: dict[str, Any], name: str) -> Markup:
-    """Return HTML for a stored plotly figure, which the page's script draws.
+    """Return HTML for a plotly figure from a notebook. The script of the page draws it.
 
     Title and subtitle become text above the figure, because text wraps on a narrow screen. For a figure without data,
     only title and subtitle are returned.
