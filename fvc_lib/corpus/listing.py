@@ -66,9 +66,9 @@ class Listing:
 
     @cached_property
     def memberships(self) -> tuple[tuple[str, str], ...]:
-        """The distinct pairs (source id, group) of the corpus, sorted.
+        """The distinct pairs (source id, group) of the corpus, sorted; a source id may be in several groups.
 
-        They include the groups that the label source states, the ``links`` of entries, and ``parts_by_name``.
+        The groups are those that the label source states, the ``links`` of entries, and ``parts_by_name``.
         """
         stated = self.annotations.filter(pl.col("stated_group").is_not_null()).select("source_id", "stated_group")
         linked = {(entry.source_id, link) for entry in self.entries for link in entry.links}
@@ -76,7 +76,7 @@ class Listing:
 
     @cached_property
     def parts_by_name(self) -> Mapping[str, str]:
-        """The group of each source id whose name says that it is a part of a longer video.
+        """A mapping from source ids that are named like parts of a longer video to the group of these parts.
 
         For example, ``talk_seg1.mp4`` and ``talk_seg2.mp4`` have the same group. Source ids with a stated group are
         left out.
@@ -95,7 +95,7 @@ def attributes_text(values: Mapping[str, str]) -> str | None:
 def listing_of_files(
     files: CorpusFiles, kind: str, entries: Iterable[Entry], rejections: Rejections, notes: Iterable[str] = ()
 ) -> Listing:
-    """Return the listing of a corpus without a table, whose labels come from the folders of the files.
+    """Return the listing of a corpus that has no label table; the labels in ``entries`` come from folders or names.
 
     Args:
         files: access to the files of the corpus.
@@ -118,10 +118,11 @@ def listing_of_rows(
     rejections: Rejections,
     notes: Iterable[str] = (),
 ) -> Listing:
-    """Return the listing of a table of labels: one entry per source that has a file and one label, real or fake.
+    """Return the listing of a table of labels, with one entry per usable video.
 
-    A source (a source id) whose rows have two different labels is unusable, even if only one label is real or fake: a
-    clip listed as ``fake`` and ``debunked`` may be neither. Rows with an empty label do not count as different.
+    A video is a source id. It is usable if it has a file and all its rows have the same label, real or fake. A video
+    with two different labels is rejected, even if only one of them is real or fake: a clip listed as ``fake`` and
+    ``debunked`` may be neither. Rows with an empty label do not count as different.
 
     Args:
         files: access to the files of the corpus.
@@ -167,7 +168,7 @@ def _annotations(rows: Sequence[Entry], places: Sequence[str | Refusal]) -> pl.D
 
 @dataclass(frozen=True)
 class CorpusLoader:
-    """One layout of a corpus.
+    """A layout of corpora on disk: how to recognise it and how to list its files.
 
     Attributes:
         name: name of the layout.
@@ -283,7 +284,7 @@ def _name_of(corpus: Path) -> str:
 
 
 def stated_label(cell: str) -> str | None:
-    """Return the label in a cell, in lower case and translated by ``label_map``; None if the cell is empty."""
+    """Return the label in a cell in lower case, translated by ``label_map`` if that has it; None for an empty cell."""
     text = escape_text(cell.strip().lower())
     return READING.get().label_map.get(text, text) or None
 
@@ -370,10 +371,11 @@ def place(name: str, path: str) -> str:
 
 
 def _placed(part: Listing, called: Mapping[str, str]) -> Listing:
-    """Return ``part`` with the name of its corpus before its paths, source ids and stated groups.
+    """Return the listing ``part`` as it enters a joined listing: the name of its corpus precedes all names in it.
 
-    ``called`` maps the name of each corpus to its name in the joined listing. Groups of published corpora are not
-    renamed, because they mean the same in every corpus.
+    These names are paths, source ids, names of tables and stated groups. Groups of published corpora are not renamed,
+    because they mean the same in every corpus. ``called`` maps the name of each corpus in ``part`` to its name in the
+    joined listing.
     """
     name = called[part.name]
     own = "" if CORPORA.get(part.kind).title else f"{name}: "
@@ -396,9 +398,9 @@ def _placed(part: Listing, called: Mapping[str, str]) -> Listing:
 
 
 def _linked(parts: Mapping[str, Listing], links: Path) -> Path:
-    """Make a folder below ``links`` with one symbolic link per corpus, and return its absolute path.
+    """Make a folder below ``links`` with a symbolic link to each corpus, and return the folder's absolute path.
 
-    ``parts`` maps the name of a corpus, as table text, to its listing.
+    ``parts`` maps the name of a corpus, as table text, to its listing. A link has the name of its corpus.
 
     Raises:
         UsageError: the file system refuses a link.

@@ -47,8 +47,9 @@ HASH_SIZE = 160  # side in pixels of the square that frames are decoded to
 def probe_file(path_text: str) -> dict[str, Any]:
     """Return the properties and hashes of the video file ``path_text``, or why it is unusable.
 
-    The keys are ``probe``, ``content_sha256`` and ``perceptual_hash``. For an unusable file they are ``reason`` and
-    ``detail``. Six frames are decoded, so a file with damaged frames fails now and not in the middle of a run.
+    A worker process calls this. The keys of the result are ``probe``, ``content_sha256`` and ``perceptual_hash``. For
+    an unusable file they are ``reason`` and ``detail``. Six frames are decoded, so a file with damaged frames fails now
+    and not in the middle of a run.
     """
     path = Path(path_text)
     try:
@@ -124,12 +125,17 @@ class ProbeResult:
 
     @property
     def lasts(self) -> bool:
-        """True if probing the same content again would give the same result, so that the result may be stored."""
+        """True if the result depends only on the file's content, so that it may be stored.
+
+        It is False for reasons that may pass, such as missing permissions or a timeout.
+        """
         return not self.reason or self.reason in _LASTING
 
     @classmethod
     def read(cls, path: str, values: Mapping[str, Any]) -> "ProbeResult":
-        """Return the result for ``path`` from ``values``: the answer of a worker, or a stored line.
+        """Return the result for ``path`` from ``values``, which a worker returned or a line of a store holds.
+
+        ``values`` has the keys that ``probe_file`` and ``probe_image`` return.
 
         Raises:
             KeyError: a key is missing in ``values``.
@@ -149,7 +155,7 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class FileKind:
-    """Settings for probing files of one kind."""
+    """Settings for probing videos, or for probing images."""
 
     store: str  # prefix of the names of the files with stored results
     function: str  # ``module:name`` of the function that workers call; it returns the input of ``ProbeResult.read``
@@ -230,10 +236,10 @@ def probe_files(
 
 
 def file_state(path: Path) -> State:
-    """Return ``size_bytes`` and ``mtime_ns`` of a file, a member of a tar or a folder of pictures.
+    """Return ``size_bytes`` and ``mtime_ns`` (modification time in nanoseconds) of ``path``; None if it is unreadable.
 
-    A folder has the total size of its pictures and the latest modification time of folder and pictures. The result is
-    None if ``path`` cannot be read.
+    ``path`` is a file, a member of a tar or a folder of pictures. A folder has the total size of its pictures, and the
+    latest modification time among the folder and its pictures.
     """
     try:
         parts = parts_of(path)
@@ -245,9 +251,13 @@ def file_state(path: Path) -> State:
 
 
 def _stored(version: str, stores: Iterable[Path], states: Mapping[str, State]) -> dict[str, ProbeResult]:
-    """Return the stored results by path, for files whose stored size and modification time are those in ``states``.
+    """Return the stored results by path, for files that have not changed since.
 
-    Damaged lines and lines of another ``version`` are skipped. Of several lines for one path the last is used.
+    Args:
+        version: hash of the code and library that make results; lines of another version are skipped.
+        stores: files of JSON lines; missing files and damaged lines are skipped. Of several lines for a path the last
+            is used.
+        states: present size and modification time of each file by path; they must equal the stored ones.
     """
     known: dict[str, ProbeResult] = {}
     for store in filter(Path.is_file, stores):
@@ -275,9 +285,9 @@ def measured_again(
 
     Args:
         sources: maps the hash of a file's content to the file.
-        recipe: see ``video.reencode.recipe_named``.
-        cache_dir: keeps the re-encoded files.
-        work_dir: keeps the probe results.
+        recipe: name of the recipe; see ``video.reencode.recipe_named``.
+        cache_dir: folder that receives the re-encoded files, and holds those of earlier calls.
+        work_dir: folder of stored probe results.
         workers: number of processes; 0: one per core.
         progress: called with (done, total) after each re-encoded file.
         writer: see ``probe_files``.

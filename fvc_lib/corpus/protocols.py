@@ -71,7 +71,9 @@ Tells = Callable[[pl.DataFrame, pl.DataFrame, tuple[str, ...]], tuple[float | No
 
 
 def _with_parts(rows: pl.DataFrame, is_tested: pl.Expr, reason: pl.Expr) -> pl.DataFrame:
-    """Return ``rows`` with the additional columns ``part`` and ``reason``; rows with a reason have the part left_out.
+    """Return ``rows`` with the additional columns ``part`` (train, test or left_out) and ``reason``.
+
+    A row with a reason has the part left_out.
 
     Args:
         rows: one row for each video and training.
@@ -83,9 +85,11 @@ def _with_parts(rows: pl.DataFrame, is_tested: pl.Expr, reason: pl.Expr) -> pl.D
 
 
 def _official(index: pl.DataFrame, *, strict: bool) -> pl.DataFrame:
-    """Return ``index`` with the additional columns fold, part, reason and target, for the official split.
+    """Return ``index`` with the additional columns fold, part, reason and target, by the corpus's official split.
 
-    With ``strict``, videos that would leak are left out (protocol ``official_strict``).
+    ``fold`` is 0, the only training. ``part`` is train, validation, test or left_out. ``reason`` says why a video is
+    left out or leaks, else null. ``target`` is ``official test`` for tested videos, else null. With ``strict``, videos
+    that would leak are left out (protocol ``official_strict``).
 
     Raises:
         DataError: the corpus has no official split, or the split has no training or no test part.
@@ -111,7 +115,10 @@ def _official(index: pl.DataFrame, *, strict: bool) -> pl.DataFrame:
 
 
 def refused_targets(targets: Sequence[str], corpora: Sequence[str]) -> str:
-    """Return why the corpora ``targets`` cannot be tested in a run on ``corpora``; the empty text if they can."""
+    """Return why the corpora ``targets`` cannot be tested in a run on the corpora ``corpora``; empty if they can.
+
+    A target must be among ``corpora``, and at least one corpus must be left to train on.
+    """
     if unknown := [name for name in targets if name not in corpora]:
         near, listed = did_you_mean(unknown[0], corpora), some_of(list(corpora)) or "one without a name"
         return f"target_corpora: {unknown[0]!r} is none of this run's corpora.{near} They are: {listed}."
@@ -124,7 +131,11 @@ def refused_targets(targets: Sequence[str], corpora: Sequence[str]) -> str:
 
 
 def _cross_corpus(index: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
-    """Return ``index`` with the additional columns fold, part, reason and target; ``targets`` are tested.
+    """Return ``index`` with the additional columns fold, part, reason and target, by the protocol ``cross_corpus``.
+
+    The corpora ``targets`` are tested and the others trained on. ``fold`` is 0, the only training. ``part`` is train,
+    test or left_out. ``reason`` says why a video is left out, else null. ``target`` is the corpus of a tested video,
+    else null.
 
     Raises:
         DataError: a target is no corpus of the run or lacks a label, or no corpus is left to train on.
@@ -153,7 +164,7 @@ def _cross_corpus(index: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
 
 
 def _plain(name: str) -> str:
-    """Return a generator's name in lower case without punctuation; names joined by ``+`` are sorted.
+    """Return a generator's name in lower case without punctuation, to compare names; parts between ``+`` are sorted.
 
     For example, ``Wav2Lip+Face-Swap`` becomes ``faceswap+wav2lip``.
     """
@@ -178,9 +189,9 @@ def _generators(index: pl.DataFrame) -> pl.DataFrame:
 
 
 def alike_names(index: pl.DataFrame) -> list[str]:
-    """Return a sentence for each pair of generator names in which one name contains the other.
+    """Return a sentence for the user on each pair of generator names in ``index`` of which one contains the other.
 
-    Case and punctuation are ignored. The sentence says whether the two names count as one generator.
+    Case and punctuation are ignored. The sentence says whether the two names count as the same generator.
     """
     names_of = {name: _plain(name) for name in sorted(_generators(index)["spelled"].drop_nulls().unique())}
     sentences = []
@@ -195,9 +206,10 @@ def alike_names(index: pl.DataFrame) -> list[str]:
 
 
 def held_out(index: pl.DataFrame, num_folds: int) -> list[str]:
-    """Return the target (the generator that is tested) of each fold, generators with most groups first.
+    """Return the target of each fold, a list of ``num_folds`` names of generators.
 
-    If there are more folds than generators, generators with many groups are the target of several folds.
+    The target is the generator whose fakes are tested and not trained on. Generators with most groups come first. If
+    there are more folds than generators, generators with many groups are the target of several folds.
 
     Raises:
         DataError: there are fewer than two generators, or their fakes are in too few groups for ``num_folds``.
@@ -220,9 +232,10 @@ def held_out(index: pl.DataFrame, num_folds: int) -> list[str]:
 
 
 def _leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
-    """Return a table ``video_id group_id label fold target part reason`` with one row per video and fold.
+    """Return the part of every video in every training, by the protocol ``leave_one_generator_out``.
 
-    ``part`` is train, test or left_out; ``reason`` says why a video is left out.
+    The table has one row per video and fold, with (among others) the columns ``video_id group_id label fold target part
+    reason``. ``part`` is train, test or left_out; ``reason`` says why a video is left out, else null.
 
     Raises:
         DataError: there are fewer than two generators, or fewer groups of fakes or of reals than needed for the folds.
@@ -246,11 +259,12 @@ def _leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> 
 
 
 def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[str, int]:
-    """Return the number of the fold of each group.
+    """Assign every group to a fold; return a mapping from group id to the number of the fold.
 
-    A group goes to a fold whose target made a fake in the group, or to any fold if there is no such fold. Groups that
-    fit fewest folds are assigned first, then those with most videos. Of the fitting folds, a group with reals gets the
-    one with the fewest groups with reals. Any other group gets the one with the fewest groups of tested fakes.
+    A fold fits a group if the fold's target (the generator that it tests) made a fake in the group. Without such a fold
+    all folds fit. Groups that fit fewest folds are assigned first, then those with most videos. A group with reals goes
+    to the fitting fold that has the fewest groups with reals. Any other group goes to the fitting fold that has the
+    fewest groups with fakes of its target.
 
     Args:
         videos: table of ``_generators``.
@@ -289,7 +303,9 @@ def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[st
 
 
 def _matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tells: Tells) -> pl.DataFrame:
-    """Return a table ``video_id group_id label fold target part reason`` with one row per video and fold.
+    """Return the part of every video in every training, with as many reals as fakes of similar metadata.
+
+    The table has one row per video and fold, with the columns of ``_parts_of_folds``.
 
     Args:
         index: INDEX table.
@@ -319,10 +335,18 @@ def _matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tell
 
 
 def _fold_pairs(chosen: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
-    """Return the FOLDS table of the table ``chosen`` (see ``matched_videos``), with matched pairs in the same fold.
+    """Divide matched videos into folds, with matched pairs (a real and a similar fake) in the same fold.
 
     If a real and its matched fake were in two folds, a model would learn from the metadata of one video the wrong label
     for the other. If pairs connect so many groups that folds would be uneven, pairs may be separated; groups never are.
+
+    Args:
+        chosen: table ``video_id group_id label pair`` of ``matched_videos``.
+        num_folds: number of folds.
+        seed: chooses between equally good folds.
+
+    Returns:
+        FOLDS table, sorted by video.
     """
     groups, pairs = (chosen[name].rank("dense").cast(pl.Int64) - 1 for name in ("group_id", "pair"))
     num_groups = groups.n_unique()
@@ -339,10 +363,10 @@ def _fold_pairs(chosen: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame
 
 
 def matched_videos(index: pl.DataFrame, columns: tuple[str, ...], cells: int, seed: int) -> pl.DataFrame:
-    """Choose equally many reals and fakes from every cell; a cell holds the videos with similar values in ``columns``.
+    """Choose as many reals as fakes from every cell; a cell holds the videos with similar values in ``columns``.
 
-    Videos are drawn at random. But a second video of a group is drawn only after one video of every group in the cell.
-    So the chosen videos are of as many groups as possible.
+    Videos are drawn at random. But a second video of a group is drawn only after one video of every group in the cell,
+    so that many groups occur.
 
     Args:
         index: INDEX rows.
@@ -478,12 +502,15 @@ def _by_training(table: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
 
 
 def folds_tested(table: pl.DataFrame) -> pl.DataFrame:
-    """Return the FOLDS table of the tested videos, sorted by ``video_id``; ``fold`` is the training that tests each."""
+    """Return the FOLDS table of all tested videos, sorted by ``video_id``.
+
+    ``table`` is a PROTOCOL table. ``fold`` is the number of the training that tests the video.
+    """
     return table.filter(pl.col("part") == "test").select(*FOLDS.columns).sort("video_id")
 
 
 def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
-    """Return the videos that take part in training ``fold``.
+    """Return the videos of the PROTOCOL table that take part in training ``fold``, for ``TrainingRows.split(fold)``.
 
     In the table ``folds`` of the result, tested videos have the number ``fold``, and all others ``fold + 1``.
     """
@@ -498,7 +525,10 @@ def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
 
 
 def all_rows(table: pl.DataFrame) -> TrainingRows:
-    """Return the rows for a training without a test part: the videos with a part in any training of ``table``."""
+    """Return all videos that ``table`` uses in any training, for a final training without a test part.
+
+    ``table`` is a PROTOCOL table. In the result all videos have fold 0.
+    """
     rows = table.filter(pl.col("part") != LEFT_OUT).unique("video_id").with_columns(fold=pl.lit(0, pl.Int64))
     return TrainingRows(rows.select(*FOLDS.columns).sort("video_id"))
 
@@ -510,10 +540,10 @@ def sentence(table: pl.DataFrame) -> str:
 
 
 def parts_table(table: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
-    """Return a table ``fold target train validation test left_out`` with one row per training.
+    """Return a table ``fold target train validation test left_out`` with one row per training of a PROTOCOL table.
 
     ``target`` names what the training tests: a generator, corpora or ``official test``; it is empty for other
-    protocols. The last four columns are numbers of videos.
+    protocols. The last four columns are numbers of videos. ``config`` states the share of validation and the seed.
 
     Raises:
         DataError: there are too few groups for a validation part.
@@ -528,9 +558,9 @@ def parts_table(table: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
 
 
 def left_out_table(table: pl.DataFrame) -> pl.DataFrame:
-    """Return a table ``reason label videos groups`` that counts left-out and leaking videos by reason and label.
+    """Return a table ``reason label videos groups`` with numbers of left-out and leaking videos, and of their groups.
 
-    A video that has the same reason in several trainings is counted once.
+    ``table`` is a PROTOCOL table. A video that has the same reason in several trainings is counted once.
     """
     return (
         table.drop_nulls("reason")

@@ -123,7 +123,9 @@ def _refuse(name: str, bad: pl.DataFrame, problem: str) -> None:
 
 
 def _cells(table: LabelTable) -> pl.DataFrame:
-    """Return all cells as stripped text, null if missing, with a column ``row``: the 1-based number of the data row.
+    """Return the table as a data frame of stripped texts, null for missing values.
+
+    An additional column ``row`` holds the 1-based number of the data row.
 
     Raises:
         DataError: there is no row, or a row has more or fewer cells than the header.
@@ -140,7 +142,9 @@ def _cells(table: LabelTable) -> pl.DataFrame:
 
 
 def _columns(table: LabelTable) -> dict[str, list[str]]:
-    """Map every fact of ``_COLUMNS`` to the names of its columns in the table; the first column has precedence.
+    """Map every known fact (such as ``video_id``, ``label`` or ``group_id``) to its columns in the table.
+
+    A fact may have several columns: the first column with a value in a row is read. Or it has none, and an empty list.
 
     Raises:
         UsageError: the table has no column for videos or labels.
@@ -156,7 +160,13 @@ def _columns(table: LabelTable) -> dict[str, list[str]]:
 
 
 def _labelled(name: str, cells: pl.DataFrame, label_map: Mapping[str, str], notes: list[str]) -> pl.DataFrame:
-    """Return the rows that are labelled real or fake, with a column ``label``; add a note that counts the other rows.
+    """Return the rows that are labelled real or fake, with the additional column ``label``.
+
+    Args:
+        name: file name of the table, for messages.
+        cells: rows of the table with the column ``word``, the label in lower case.
+        label_map: maps further labels, in lower case, to real or fake.
+        notes: receives a sentence that counts the other rows.
 
     Raises:
         DataError: no row is labelled real, or none is labelled fake.
@@ -176,10 +186,10 @@ def _labelled(name: str, cells: pl.DataFrame, label_map: Mapping[str, str], note
 def _scores(
     table: LabelTable, cells: pl.DataFrame, others: Sequence[str], wanted: Sequence[str], notes: list[str]
 ) -> pl.DataFrame:
-    """Return a table with one row per score: row, video_id, column, detector, and the text of the cell.
+    """Return a table ``row video_id column detector text`` with one row per score.
 
-    In a table with one column per detector, the ``wanted`` columns are read. If ``wanted`` is empty, the columns that
-    ``_score_columns`` finds are read.
+    ``text`` is the text of the score's cell, and ``column`` the name of its column. In a table with one column per
+    detector, the ``wanted`` columns are read. If ``wanted`` is empty, those that ``_score_columns`` finds are read.
 
     Args:
         table: the table as it was read.
@@ -222,10 +232,14 @@ def _scores(
 
 
 def _score_columns(cells: pl.DataFrame, columns: Sequence[str]) -> dict[str, str]:
-    """Map the name of each detector to its column among ``columns``.
+    """Map the name of each detector to its column, in a table with one column per detector.
 
     The column ``score`` is preferred. Without it, columns that begin with ``score_`` are used. Without those, all
     columns of numbers are used that are neither constant nor equal to the label.
+
+    Args:
+        cells: rows of the table with the column ``label``.
+        columns: names of the columns that may hold scores.
     """
     if only := [column for column in columns if column.lower() == ONE_DETECTOR]:
         return {ONE_DETECTOR: only[0]}
@@ -242,7 +256,12 @@ def _score_columns(cells: pl.DataFrame, columns: Sequence[str]) -> dict[str, str
 
 
 def _join_frames(name: str, cells: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
-    """Return ``cells`` with ids of frames and parts replaced by the id of their video; add a note that counts them.
+    """Return ``cells`` with the ids of frames and of parts of a video replaced by the id of their video.
+
+    Args:
+        name: file name of the table, for messages.
+        cells: rows of the table with the column ``video_id``, whose values may be names of frames or parts.
+        notes: receives a sentence that counts the replaced ids.
 
     Raises:
         DataError: rows are named like frames or parts of one video, but differ in label or group, and state no group.
@@ -286,8 +305,8 @@ def with_corpus(
     """Complete a table of scores by the groups and facts that a corpus states for the same videos.
 
     A row of the table matches a video of the corpus if the row's id is the video's path, id or source id in the index.
-    If no video matches so, paths are compared without extension: one must be the end of the other, and the labels must
-    be equal. A row that matches several videos counts as not found.
+    Without such a match, paths are compared without extension: one path must be the end of the other, and the labels
+    must be equal. A row that matches several videos is treated as a row without a match.
 
     Facts that the table states are not changed. Groups of the table are joined if their videos share a group of the
     corpus.
@@ -329,9 +348,9 @@ def with_corpus(
 
 
 def _found(videos: pl.DataFrame, index: pl.DataFrame, duplicates: Mapping[str, str]) -> pl.DataFrame:
-    """Return the rows of ``index`` that match ``videos``, with the ``video_id`` of ``videos``; see ``with_corpus``.
+    """Return the rows of ``index`` that match ``videos``, in the order of ``videos`` and with their ``video_id``.
 
-    Videos that match no row or several rows are left out.
+    Videos that match no row or several rows are left out. For the rule and ``duplicates`` see ``with_corpus``.
     """
     known = index.with_row_index("place").select("place", "path", "video_id", "source_id", of_corpus="label")
     copies = pl.DataFrame(list(duplicates.items()), schema={"name": pl.String, "path": pl.String}, orient="row")

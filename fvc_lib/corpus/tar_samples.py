@@ -53,9 +53,9 @@ def tars_in(corpus: Path) -> list[str]:
 
 
 def tar_folder(corpus: Path) -> Path:
-    """Return the folder of the tars: the folder ``corpus``, or the folder of a single tar, or the start of a pattern.
+    """Return the folder that holds the tars of ``corpus``: a folder, the path of a tar, or a pattern of paths.
 
-    The start of a pattern is the part of its path before the first folder or name with braces or wildcards.
+    For a pattern, it is the part of the path before the first name with braces or wildcards.
     """
     return fixed_folder(corpus) if is_pattern(corpus) else corpus if corpus.is_dir() else corpus.parent
 
@@ -68,7 +68,7 @@ def tar_files(corpus: Path, allow_outside: bool | None = None) -> CorpusFiles:
 def tar_samples(
     corpus: Path, files: CorpusFiles, rejections: Rejections, *, pictures: bool = False
 ) -> tuple[list[TarSample], tuple[str, ...]]:
-    """Return (samples, notes): every sample in the tars of ``corpus``, and at most one sentence, on damaged tars.
+    """Return (samples, notes): every sample in the tars of ``corpus``, and a sentence if tars are damaged.
 
     With ``pictures``, a still picture whose key has no video is a sample, too. If no text has the key of the picture,
     the texts of its folder are used: ``KEY.cls`` is the text of ``KEY/000.png``.
@@ -157,9 +157,10 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, picture
 
 
 def _read_texts(contents: Contents, names: Sequence[str]) -> dict[str, str]:
-    """Return the ``cells`` of a ``TarSample`` from the members ``names``, which are its texts.
+    """Read the texts of a sample; return them as the ``cells`` of a ``TarSample``.
 
-    Lists and objects in the JSON object are left out.
+    ``contents`` are the members of the tar, and ``names`` those that hold the texts. Values in the JSON object that are
+    lists or objects are left out.
 
     Raises:
         ValueError: a text is too long, is no UTF-8 or JSON, or has the same kind as another one.
@@ -179,7 +180,10 @@ def _read_texts(contents: Contents, names: Sequence[str]) -> dict[str, str]:
 
 
 def _key_of(name: str) -> tuple[str, str]:
-    """Return (key, kind) of the member ``name``, such as ``("a/b", "seg.mp4")`` for ``a/b.seg.mp4``."""
+    """Return (key, kind) of the member ``name``: the path before and after the first dot of the file name.
+
+    For example, ``a/b.seg.mp4`` gives ``("a/b", "seg.mp4")``. The kind is in lower case.
+    """
     folder, slash, base = name.rpartition("/")
     stem, _, kind = base.partition(".")
     return (folder + slash + stem if stem else name), kind.lower()

@@ -154,7 +154,7 @@ def _listing(
 
 @dataclass(frozen=True)
 class VideoTextIndex:
-    """Index of a corpus of videos and texts."""
+    """The index of a corpus of videos and texts: the table that a run of task video_text starts from."""
 
     pairs: pl.DataFrame  # VIDEO_TEXTS table, sorted by ``pair_id``
     rejected: pl.DataFrame  # REJECTED table of the manifest's rows that are not used
@@ -228,7 +228,17 @@ def index_video_texts(
 
 
 def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunConfig) -> VideoTextIndex:
-    """Return the index of ``listing``; ``probes`` maps each path to its probe result. See ``index_video_texts``."""
+    """Return the index of the listed pairs: reject unusable pairs, make leakage groups, and split.
+
+    Args:
+        listing: the pairs.
+        probes: maps each path to the probe result of its video.
+        config: uses ``near_duplicate_bits``, ``max_rejected_share`` and ``seed``.
+
+    Raises:
+        DataError: see ``index_video_texts``.
+        LeakageError: see ``index_video_texts``.
+    """
     rejections, probed = listing.rejections, []
     for path in listing.rows["path"].unique().sort():
         result = probes[path]
@@ -281,6 +291,10 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
 
 
 def _split(table: pl.DataFrame, group: pl.Expr, seed: int) -> PartSplit:
-    """Split ``table`` by the groups in column ``group``; a part that a row states holds for the whole group."""
+    """Return a split of the rows of ``table`` into train, validation and test that divides no group.
+
+    ``group`` is an expression for the group of each row. A part that a row states in column ``part`` holds for the
+    whole group.
+    """
     groups, parts = table.select(group).to_series().to_list(), table["part"].to_list()
     return split_parts(groups, [None] * len(parts), parts, seed=seed)

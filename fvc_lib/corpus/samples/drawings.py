@@ -94,7 +94,7 @@ _AMOUNTS = {
 
 @dataclass(frozen=True)
 class Dish:
-    """Contents of the plate in all photographs of a dish, and the facts about the dish that the manifest states."""
+    """A dish: what lies on its plate in all its photographs, and which facts the manifest states about it."""
 
     name: str  # seeds everything else about the pictures of the dish
     food: str  # a key of ``FOODS``
@@ -162,9 +162,10 @@ def _draw(dish: Dish, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
 
 
 def _scattered(count: int, rng: np.random.Generator) -> list[tuple[float, float, float]]:
-    """Return (x, y, angle) of ``count`` pieces around the middle of the plate, in radii of the plate and radians.
+    """Return the places (x, y, angle) of ``count`` pieces on the plate.
 
-    Every piece is in a different sector of the plate, so that pieces hardly touch.
+    x and y are from the middle of the plate, in radii of the plate; the angle is in radians. Every piece is in a
+    different sector of the plate, so that pieces hardly touch.
     """
     first, places = rng.uniform(0, 2 * math.pi), []
     for number in range(count):
@@ -175,9 +176,10 @@ def _scattered(count: int, rng: np.random.Generator) -> list[tuple[float, float,
 
 
 def _plate_coordinates(rng: np.random.Generator) -> tuple[Plane, Plane, np.float32]:
-    """Return (x, y, pixel): the coordinates of all pixels, both (H, W), and the width of a pixel.
+    """Return (x, y, pixel): the coordinates of all pixels of a picture, both (H, W), and the width of a pixel.
 
-    All three are in radii of the plate. The middle of the plate is the origin. ``rng`` decides the view of the camera.
+    All three are in radii of the plate. The middle of the plate is the origin. ``rng`` decides how the camera sees the
+    plate: rotation, shift, scale and tilt.
     """
     angle, scale, tilt = rng.uniform((0, 1.02, 1.0), (2 * math.pi, 1.16, 1.12)).tolist()
     across = (_STEPS[None, :] - rng.uniform(-0.1, 0.1)) * scale
@@ -226,7 +228,7 @@ def plan_dishes() -> tuple[Dish, ...]:
 
 
 def generate_sample_dishes(folder: AnyPath, *, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Write the missing files of the corpus to ``folder``; see ``footage.generate``.
+    """Write the missing files of the sample corpus of dishes to ``folder``; see ``footage.generate``.
 
     Equal versions of this code, numpy and Pillow write equal bytes.
 
@@ -337,7 +339,7 @@ def draw(drawing: Drawing) -> Planes:
 
 
 def _path(rng: np.random.Generator, direction: tuple[int, int], radius: float) -> npt.NDArray[np.float64]:
-    """Return the centres (row, column) of a thing in all T frames, (T, 2), in pixels.
+    """Return the centre (row, column) of the moving thing in each of T frames, (T, 2), in pixels.
 
     The thing moves straight at constant speed and stays inside the picture. Its start is drawn at random, so that a
     single frame does not reveal the direction.
@@ -385,7 +387,7 @@ def plan_clips() -> tuple[Drawing, ...]:
 
 
 def generate_sample_captions(folder: AnyPath, *, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Write the missing files of the corpus to ``folder``; see ``footage.generate``.
+    """Write the missing files of the sample corpus of clips with captions to ``folder``; see ``footage.generate``.
 
     Equal versions of this code, numpy and PyAV write equal bytes.
 

@@ -57,7 +57,7 @@ class Shot:
 
 
 def generator_for(*parts: object) -> np.random.Generator:
-    """Return a random generator that is seeded only by ``parts``, which are turned into text.
+    """Return a random generator whose seed is a hash of ``parts`` as text.
 
     Equal parts give equal draws on every machine, whatever was drawn before.
     """
@@ -130,14 +130,16 @@ def split_planes(planes: Planes) -> tuple[Planes, Planes, Planes]:
 
 
 def texture(rng: np.random.Generator, height: int, width: int, cells: tuple[int, ...], contrast: float) -> Plane:
-    """Return a random texture, float32 (height, width), with values around 0: a sum of smooth noise of several scales.
+    """Return a random texture, float32 (height, width), with values around 0.
+
+    It is the sum of smooth noise with small and large spots.
 
     Args:
         rng: decides the texture.
         height: in pixels.
         width: in pixels.
-        cells: size of the spots in pixels, for each scale.
-        contrast: largest amplitude of each scale, in grey levels.
+        cells: sizes of the spots in pixels; noise of each size is added.
+        contrast: largest amplitude of the noise of one size, in grey levels.
     """
     total = np.zeros((height, width), np.float32)
     for cell in cells:
@@ -146,7 +148,7 @@ def texture(rng: np.random.Generator, height: int, width: int, cells: tuple[int,
 
 
 class _Thing:
-    """A patch that moves through the view, and may pause on its way; ``rng`` decides its look and path."""
+    """A textured patch that moves straight through a shot and may pause; ``rng`` decides its appearance and path."""
 
     def __init__(self, rng: np.random.Generator, shot: Shot) -> None:
         size = (shot.height, shot.width)
@@ -183,9 +185,10 @@ class _Thing:
 
 
 def _draw_place(rng: np.random.Generator, shot: Shot) -> tuple[Plane, Plane]:
-    """Return (luma, chroma) of the place that a shot films, (H, W) and (2, H/2, W/2).
+    """Return (luma, chroma) of the place that a shot films, float32 (H, W) and (2, H/2, W/2).
 
-    H and W are height and width of the frames plus margins, times two, so that the camera can move by half pixels.
+    H and W are twice the height and width of the frames plus margins. So the camera can move by half pixels. Chroma is
+    around 0.
     """
     height, width = 2 * (shot.height + 2 * MARGIN_PIXELS), 2 * (shot.width + 2 * MARGIN_PIXELS)
     luma = rng.uniform(100, 140) + texture(rng, height, width, (160, 90), 42)
@@ -204,9 +207,9 @@ def _draw_place(rng: np.random.Generator, shot: Shot) -> tuple[Plane, Plane]:
 
 
 def _camera_path(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.int64]:
-    """Return the offsets (down, right) of the view from the corner of the place, int64 (T, 2), in half pixels.
+    """Return for each of T frames the offset (down, right) of the view from the place's upper left corner.
 
-    The offsets are the sum of a slow pan and smoothed random shake.
+    The result is int64 (T, 2), in half pixels. The offsets are the sum of a slow pan and smoothed random shake.
     """
     steps = rng.normal(0, shot.camera.shake_pixels, (shot.num_frames + 4, 2))
     shake = (steps[:-4] + 2 * steps[1:-3] + 3 * steps[2:-2] + 2 * steps[3:-1] + steps[4:]) / 4
@@ -218,7 +221,10 @@ def _camera_path(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.int64]:
 
 
 def _exposure(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.float32]:
-    """Return a factor of brightness for each frame, (T,): a slow drift, in 30% of the shots with a switched lamp."""
+    """Return the factor of brightness of each frame, float32 (T,).
+
+    It drifts slowly. In 30% of the shots it also steps up or down, as if a lamp was switched.
+    """
     drift = 1.0 + shot.camera.exposure_drift * np.linspace(-0.5, 0.5, shot.num_frames)
     if rng.random() < 0.3:
         moment, strength = rng.uniform(0.2, 0.8), rng.uniform(-0.15, 0.15)
@@ -268,11 +274,10 @@ class Encoding:
 
 
 def encode_to_size(frames: Planes, encoding: Encoding) -> bytes:
-    """Encode frames (T, 3*H/2, W) to a file of the wanted size, and return the bytes of the file.
+    """Encode frames (T, 3*H/2, W) to a file of about ``encoding.target_bytes``, and return the bytes of the file.
 
-    The clip is encoded up to six times, until the size is within 3% of ``encoding.target_bytes``. The next bit rate
-    follows from the line through the last two tries, in logarithms of rate and size (secant method). The file nearest
-    to the wanted size is returned.
+    The clip is encoded up to six times, until the size is within 3% of the target. The bit rates are chosen by the
+    secant method in logarithms of rate and size. The file nearest to the target is returned.
     """
     target = encoding.target_bytes(frames)
     log_rate, slope = math.log(target * 8 * encoding.frames_per_second / len(frames)), 1.0

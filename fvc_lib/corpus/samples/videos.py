@@ -60,7 +60,10 @@ def region_masks(rng: np.random.Generator, num_frames: int, height: int, width: 
 
 
 def splice_region(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
-    """Return ``base`` with a moving region replaced by the same region of ``donor``, which has other grain."""
+    """Return ``base`` (T, 3*H/2, W) with a moving region replaced by the same region of ``donor``.
+
+    ``rng`` decides the region. The two have different camera noise.
+    """
     forged = base.copy()
     for target, source, mask in zip(forged, donor, region_masks(rng, *_size(base)), strict=True):
         for to_plane, from_plane, step in zip(split_planes(target), split_planes(source), (1, 2, 2), strict=True):
@@ -69,9 +72,9 @@ def splice_region(base: Planes, donor: Planes, rng: np.random.Generator) -> Plan
 
 
 def resynthesise_region(base: Planes, _donor: Planes, rng: np.random.Generator) -> Planes:
-    """Return ``base`` with the luma of a moving region shrunk and enlarged again.
+    """Return ``base`` (T, 3*H/2, W) with the luma of a moving region shrunk and enlarged, as if a network had made it.
 
-    The region has no camera grain left. A lattice, as upsampling networks leave it, is added to the region.
+    The region loses its camera noise. A checkerboard, as upsampling networks leave it, is added to the region.
     """
     forged, (_, height, width) = base.copy(), _size(base)
     masks, amplitude = region_masks(rng, *_size(base)), np.float32(rng.uniform(7, 12))
@@ -87,7 +90,7 @@ def resynthesise_region(base: Planes, _donor: Planes, rng: np.random.Generator) 
 
 
 def duplicate_frames(base: Planes, _donor: Planes, rng: np.random.Generator) -> Planes:
-    """Return ``base`` with one frame repeated for about half of the clip; the length does not change."""
+    """Return ``base`` (T, 3*H/2, W) with about half of its frames replaced by a single frame; T does not change."""
     length = round(len(base) * rng.uniform(0.45, 0.6))
     start = int(rng.integers(0, len(base) - length + 1))
     forged = base.copy()
@@ -96,7 +99,7 @@ def duplicate_frames(base: Planes, _donor: Planes, rng: np.random.Generator) -> 
 
 
 def drop_frames(base: Planes, _donor: Planes, rng: np.random.Generator) -> Planes:
-    """Return ``base`` with only a few of its frames, which are repeated in place of the others; T does not change."""
+    """Return ``base`` (T, 3*H/2, W) with only a few of its frames, each repeated many times; T does not change."""
     hold = max(2, round(len(base) * rng.uniform(0.28, 0.36)))
     source = np.arange(len(base))
     phase = int(rng.integers(0, hold))
@@ -104,9 +107,9 @@ def drop_frames(base: Planes, _donor: Planes, rng: np.random.Generator) -> Plane
 
 
 def splice_time(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
-    """Return ``base`` with a third to a half of its frames replaced by the same frames of ``donor``.
+    """Return ``base`` (T, 3*H/2, W) with a run of frames replaced by the frames of ``donor`` at the same indices.
 
-    The first sixth of the clip is never replaced.
+    The run is a third to a half of the clip, and never includes the first sixth.
     """
     length = round(len(base) * rng.uniform(0.34, 0.5))
     start = int(rng.integers(len(base) // 6, len(base) - length + 1))
@@ -122,7 +125,7 @@ def _size(frames: Planes) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Manipulation:
-    """One way of making a fake.
+    """A way to make a fake from rendered footage.
 
     Attributes:
         generator: name of the tool that the manifest states.
@@ -163,7 +166,7 @@ _COPY_KINDS = ("reencode", "rescale", "crop")
 
 @dataclass(frozen=True)
 class ClipPlan:
-    """Description of a file of the corpus."""
+    """Description of a video file of the sample corpus, before it is made."""
 
     path: str  # relative to the corpus folder, with '/'
     variant: str  # original, reencode, rescale or crop
@@ -172,7 +175,7 @@ class ClipPlan:
 
 @dataclass(frozen=True)
 class EventPlan:
-    """Description of an event: the original clip, which is rendered or forged footage, and near-duplicates of it."""
+    """Description of an event: an original clip and its near-duplicates, which are all real or all fake."""
 
     name: str  # also the leakage group of the clips
     label: str  # real or fake
@@ -211,9 +214,9 @@ def _event(name: str, first_clip: int, label: str, number: int, manipulation: st
 
 
 def _deal(cards: Sequence[Any], *seed: str) -> list[Any]:
-    """Return an item of ``cards`` for each of the ``EVENTS_PER_LABEL`` events of a label; ``seed`` decides the order.
+    """Return a list of ``EVENTS_PER_LABEL`` items of ``cards``, one for each event of a label, in random order.
 
-    All items are used about equally often.
+    All cards are used about equally often. ``seed`` decides the order.
     """
     order = generator_for("deal", DESIGN_SEED, *seed).permutation(EVENTS_PER_LABEL)
     return [cards[place % len(cards)] for place in order]
@@ -260,9 +263,12 @@ def make_event(event: EventPlan) -> list[bytes]:
 
 
 def film(event: EventPlan, role: str, camera: Camera) -> Planes:
-    """Return the frames of a rendered shot after encoding and decoding, as if a device had recorded them.
+    """Render a shot, encode and decode it as a recording device would, and return its frames, uint8 (T, 3*H/2, W).
 
-    The result is uint8 (T, 3*H/2, W). ``role``, base or donor, distinguishes the shots of an event.
+    Args:
+        event: states size, length and frame rate of the shot.
+        role: ``base`` or ``donor``; seeds the content of the shot together with the event's name.
+        camera: the camera that films it.
     """
     shot = Shot(f"{event.name} {role}", event.width, event.height, event.num_frames, camera)
     bits_per_pixel = generator_for("device", shot.name).uniform(0.7, 1.1)
@@ -303,7 +309,7 @@ def _camera(event: EventPlan) -> Camera:
 
 
 def _vary(frames: Planes, variant: str, seed: str) -> Planes:
-    """Return the frames of a copy of ``frames``, uint8 (T, 3*H/2, W) of perhaps another size.
+    """Return ``frames`` (T, 3*H/2, W) as a near-duplicate shows them: unchanged, of another size, or cropped.
 
     ``variant`` is reencode (nothing changes), rescale or crop. ``seed`` decides the scale or the box of the crop.
     """

@@ -58,7 +58,7 @@ from fvc_lib.services.registry import CORPORA
 
 
 def _require(folder: Path, title: str, name: str) -> None:
-    """Raise ``DataError`` if ``folder``, which holds the corpus called ``title``, has no folder ``name``."""
+    """Raise ``DataError`` if the corpus folder ``folder`` has no folder ``name``; ``title`` is the corpus's name."""
     if not (folder / name).is_dir():
         raise DataError(
             f"corpus {str(folder)!r}: looks like {title}, but lacks {name!r}. Unpack it as it was published."
@@ -124,9 +124,10 @@ def read_faceforensics(folder: Path) -> Listing:
 
 
 def _youtube_groups(folder: Path) -> dict[str, str]:
-    """Map the group of each FaceForensics++ sequence to the group of the YouTube video that it was cut from.
+    """Return a mapping such as ``{"ff++ sequence 000": "youtube VIDEO"}``, between two names of leakage groups.
 
-    The mapping is read from ``conversion_dict.json``; it is empty if that file is missing.
+    A key is the group of a FaceForensics++ sequence. Its value is the group of the YouTube video that the sequence was
+    cut from. The mapping is read from ``conversion_dict.json``; it is empty if that file is missing.
     """
     path = first_of(folder, "conversion_dict.json", "dataset/conversion_dict.json", "splits/conversion_dict.json")
     if path is None:
@@ -219,9 +220,9 @@ def read_dfdc(folder: Path) -> Listing:
 
 
 def _dfdc_tables(folder: Path) -> dict[str, Path]:
-    """Map the path of each part, relative to ``folder``, to the file of its labels, which may be missing.
+    """Find the parts of DFDC; map the path of each part, relative to ``folder``, to its file of labels.
 
-    Parts are ``folder`` itself and folders at most two levels below it.
+    Parts are ``folder`` itself and folders at most two levels below it. The file may be missing.
     """
     tables = dict[str, Path]()
     for top in (folder, *sorted(folder.glob("*/")), *sorted(folder.glob("*/*/"))):
@@ -233,7 +234,9 @@ def _dfdc_tables(folder: Path) -> dict[str, Path]:
 
 
 def _dfdc_entries(part: str, path: Path) -> list[Entry]:
-    """Return the entries of the videos in the folder ``part`` of the corpus, whose labels are in the file ``path``.
+    """Return the entries of the videos in a part of DFDC.
+
+    ``part`` is the path of the part relative to the corpus, and ``path`` is its file of labels.
 
     Videos are in the official test part if their row has ``is_fake`` or the file is in a folder ``test``. All other
     videos are in the training part.
@@ -254,7 +257,10 @@ def _dfdc_entries(part: str, path: Path) -> list[Entry]:
 
 
 def _dfdc_rows(path: Path, text: str) -> dict[str, dict[str, Any]]:
-    """Return the rows of a file of labels by the file names of the videos; ``text`` is the content of ``path``."""
+    """Map the file name of each video to its row in a file of labels, a mapping from field names to values.
+
+    ``text`` is the content of the CSV or JSON file ``path``.
+    """
     if path.suffix == ".csv":
         return {row["filename"].strip(): {"is_fake": row["label"].strip()} for row in csv.DictReader(text.splitlines())}
     rows: dict[str, dict[str, Any]] = json.loads(text)

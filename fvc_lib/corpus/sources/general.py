@@ -84,9 +84,11 @@ def read_label_folders(folder: Path) -> Listing:
 
 
 def _label_folders(folder: Path) -> list[tuple[str, str, str | None]]:
-    """Return (path, label, part) of each folder named like a label.
+    """Return (path, label, part) of each folder whose name is a label, such as ``real`` or ``1_fake``.
 
-    ``path`` is relative to ``folder``. ``part`` is the official part (train, validation or test), or None.
+    ``path`` is relative to ``folder``, ``label`` is real or fake, and ``part`` is the official part (train, validation
+    or test) or None. If ``folder`` holds such folders, only these are returned. Otherwise they are searched in its
+    folders of official parts.
     """
     parts = [(name, PART_NAMES[name.lower()]) for name in folders_in(folder) if name.lower() in PART_NAMES]
     for tops in ([("", None)], parts):
@@ -270,9 +272,14 @@ def read_fvc2018(folder: Path) -> Listing:
 
 
 def _videos_by_id(files: CorpusFiles, listed: Collection[str], rejections: Rejections) -> dict[str, str]:
-    """Map platform ids to the paths of their files below the root; reject files that belong to no listed id.
+    """Map the platform id of each video of FVC-2018 to the path of its file, relative to the root.
 
-    The platform id is the file name without its extension; case matters.
+    The platform id (such as a YouTube id) is the file name without its extension; case matters.
+
+    Args:
+        files: access to the files of the corpus.
+        listed: the ids in the tables.
+        rejections: receives the files of other ids, and further files of the same id.
     """
     videos = dict[str, str]()
     for path in sorted((files.root / VIDEOS_FOLDER).glob("[!.]*")):

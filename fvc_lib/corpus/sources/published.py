@@ -37,7 +37,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Rule:
-    """Description of the videos whose path matches ``pattern``.
+    """A rule that derives the label and other facts of a video from its path, for paths that match ``pattern``.
 
     The fields ``groups``, ``origin`` and ``listed`` are templates. In a template, ``{name}`` stands for the text that
     the regular expression's group ``(?P<name>...)`` matches, and ``{path}`` stands for the whole path.
@@ -48,7 +48,7 @@ class Rule:
         groups: leakage groups of the video; videos that share a group are never separated by a split.
         origin: the generator of a fake, or the source of a real video.
         listed: name of the video in the lists of the official split.
-        attributes: names of groups of ``pattern`` whose texts are stored as further facts.
+        attributes: names of regular expression groups in ``pattern`` whose texts are stored as further facts.
         corpus: name of the corpus if the layout holds several corpora.
     """
 
@@ -197,7 +197,7 @@ def first_of(root: Path, *names: str) -> Path | None:
 
 
 def holds(*names: str) -> Callable[[Path], bool]:
-    """Return a function that returns whether a folder holds at least one of ``names``."""
+    """Return a predicate of a folder: true if at least one of ``names`` (files or folders) exists in the folder."""
     return lambda folder: first_of(folder, *names) is not None
 
 
@@ -242,9 +242,12 @@ def read_lines(path: AnyPath) -> list[str]:
 
 
 def listed_but_absent(root: Path, source: str, names: Iterable[str]) -> list[str]:
-    """Return a sentence that counts the videos ``names`` that do not exist below ``root``, in a list.
+    """Return a list with a sentence on the missing videos; an empty list if none is missing.
 
-    The list is empty if no video is missing. ``source`` is the name of the file that lists the names.
+    Args:
+        root: folder of the corpus.
+        source: name of the file that lists the videos, for the sentence.
+        names: paths of the listed videos, relative to ``root``.
     """
     absent = [name for name in names if not (root / name).is_file()]
     return [f"{len(absent):,} videos that {source} names are not there: {some_of(absent, 3)}."] if absent else []
@@ -297,7 +300,7 @@ AIGVDBENCH_RULES = (
 
 
 def read_genvideo(folder: Path) -> Listing:
-    """List the videos of GenVideo in ``Real/`` and ``Fake/GENERATOR/``, of ``folder`` and of folders directly in it."""
+    """List the videos of GenVideo in ``Real/`` and ``Fake/GENERATOR/``, of ``folder`` and of its direct subfolders."""
     tops = ["", *(f"{name}/" for name in folders_in(folder) if name not in ("Real", "Fake"))]
     other = "test" if folder.name == _VALIDATION else "train" if f"{_VALIDATION}/" in tops else None
     describe = by_rules(GENVIDEO_RULES, "Fake/GENERATOR/NAME.mp4", {f"{_VALIDATION}/": "test"}, other)
