@@ -1,8 +1,8 @@
-"""Classical models on features, by scikit-learn, XGBoost and LightGBM, whose fitted state is stored as plain arrays.
+"""Classical models on features of whole videos, by scikit-learn, XGBoost and LightGBM.
 
-Every model consists of candidate settings, a function that fits it, and a function that computes log odds. A fitted
-model is a dictionary of arrays, saved as safetensors like the weights of a network. The models of XGBoost and LightGBM
-are stored in the libraries' text formats, as arrays of bytes. No file is unpickled.
+Every model consists of candidate settings, a function that fits it, and a function that computes scores. A fitted model
+is a dictionary of arrays, saved as safetensors like the weights of a network. The models of XGBoost and LightGBM are
+stored in the libraries' text formats, as arrays of bytes. No file is unpickled.
 """
 
 import importlib
@@ -26,15 +26,15 @@ Settings = Mapping[str, float]  # hyper-parameters by name
 
 @dataclass(frozen=True)
 class ClassicalModel:
-    """One kind of estimator, without state.
+    """The functions and candidate settings of one kind of estimator; fitted state is not stored here.
 
     Attributes:
-        candidates: settings among which a training chooses, the simplest model first.
-        fit: function that returns the fitted arrays. It takes values float64 (N, F) with NaN where missing, labels
-            int64 (N,) of both classes (1 is fake), sample weights float64 (N,) and one of the candidates. It is
-            deterministic.
-        logits: function that takes the fitted arrays and values float64 (N, F), and returns scores for fake, float64
-            (N,): log odds, or margins for the support vector machine.
+        candidates: hyper-parameters among which a training chooses, the simplest model first.
+        fit: deterministic function that returns the fitted arrays. It takes features float64 (N, F) with NaN where
+            missing, labels int64 (N,) of both classes (1 is fake), sample weights float64 (N,) and one of
+            ``candidates``.
+        logits: function that takes the fitted arrays and features float64 (N, F). It returns scores float64 (N,),
+            positive for fake: log odds, or margins for the support vector machine.
     """
 
     candidates: tuple[Settings, ...]
@@ -43,15 +43,18 @@ class ClassicalModel:
 
 
 def fit_scaling(values: Values) -> Arrays:
-    """Compute the arrays that ``scaled`` needs from training values.
+    """Compute from training values the arrays that ``scaled`` needs.
 
     Args:
         values: float64 (N, F), NaN where missing.
 
     Returns:
-        ``median`` (F,) of the columns. ``indicator`` int64 (K,), the indices of the columns in which some values are
-        missing, but not all. ``mean`` and ``scale`` (F + K,), mean and standard deviation of the F columns and of their
-        K missing-value indicators; the scale of a constant column is infinite.
+        A mapping with
+
+            * ``median``: float64 (F,), medians of the columns.
+            * ``indicator``: int64 (K,), indices of the columns in which some values are missing, but not all.
+            * ``mean``, ``scale``: float64 (F + K,), mean and standard deviation of the F columns and of their K
+              missing-value indicators. The scale of a constant column is infinite.
     """
     missing = np.isnan(values)
     known = np.where(missing.all(0), 0.0, values)
@@ -66,10 +69,14 @@ def fit_scaling(values: Values) -> Arrays:
 
 
 def scaled(arrays: Arrays, values: Values) -> Values:
-    """Return the standardised columns, float64 (N, F + K): the F of ``values``, then K indicators of missing values.
+    """Standardise features: return float64 (N, F + K), the F columns of ``values``, then K missing-value indicators.
 
-    Standardised columns have mean 0 and standard deviation 1 in training. A missing value is replaced by the median. A
+    Columns have mean 0 and standard deviation 1 in training. A missing value is replaced by the column's median. A
     column that was constant in training becomes 0.
+
+    Args:
+        arrays: the result of ``fit_scaling`` on training values.
+        values: float64 (N, F), NaN where missing.
     """
     return (_filled(arrays, values) - arrays["mean"]) / arrays["scale"]
 
@@ -104,7 +111,10 @@ def _fit_svm(values: Values, labels: Labels, weights: Values, settings: Settings
 
 
 def _svm_logits(arrays: Arrays, values: Values) -> Values:
-    """Return the margins, float64 (N,). Every training fits a temperature that makes them log odds (Platt, 1999)."""
+    """Return the margins, float64 (N,), positive for fake.
+
+    Every training fits a temperature, a factor that makes them log odds (Platt, 1999).
+    """
     from sklearn.metrics.pairwise import rbf_kernel
 
     kernel: Values = rbf_kernel(scaled(arrays, values), arrays["vectors"], gamma=float(arrays["gamma"][0]))
@@ -116,7 +126,7 @@ _TREES = tuple({"rounds": rounds, "leaves": leaves} for leaves, rounds in ((3, 4
 
 
 def _smallest_leaf(num_rows: int) -> int:
-    """Return the least number of rows in a leaf: a tenth of all rows, but 3 to 20.
+    """Return the least number of rows in a leaf of a tree: a tenth of ``num_rows``, but 3 to 20.
 
     With 50 videos the usual 20 would allow a single split.
     """
@@ -153,11 +163,12 @@ def _fit_boosting(values: Values, labels: Labels, weights: Values, settings: Set
 
 
 def _trees(model: Any) -> Arrays:
-    """Return the arrays of a fitted model: the fields of all trees' nodes, ``first`` (T,) and ``baseline`` (1,).
+    """Return the trees of a fitted ``HistGradientBoostingClassifier`` as arrays.
 
-    The nodes of the T trees are joined; ``first`` holds the index of every tree's root.
+    The nodes of the T trees are joined to one array per field, such as ``feature`` and ``threshold``. ``first`` int64
+    (T,) holds the index of every tree's root, ``baseline`` float64 (1,) the log odds before the first tree.
 
-    scikit-learn does not document these attributes, so ``_fit_boosting`` checks the result.
+    scikit-learn does not document the attributes that are read, so ``_fit_boosting`` checks the result.
     """
     nodes = [predictor.nodes for (predictor,) in model._predictors]
     sizes = np.array([len(each) for each in nodes])
@@ -348,7 +359,10 @@ DETECTORS.register(
 
 
 def trunk_config(config: RunConfig) -> RunConfig:
-    """Return the configuration of the frozen trunk (network without class layer) that computes a model's features."""
+    """Return the configuration of the frozen trunk (network without class layer) whose features the model uses.
+
+    ``config`` is that of a model ``embedding_logistic:NAME``.
+    """
     return config.model_copy(update={"model": DETECTORS.get(config.model).trunk, "tune": "head"})
 
 
@@ -375,7 +389,10 @@ def refuse_settings(config: RunConfig) -> None:
 
 
 def refuse_random_trunk(config: RunConfig) -> None:
-    """Raise ``UsageError`` if the trunk would have random weights: none are given, and no package includes them."""
+    """Raise ``UsageError`` if the trunk of a model on embeddings would have random weights.
+
+    It would if ``config`` names no weights and no installed package includes them.
+    """
     if not config.model_weights and not DETECTORS.get(config.model).brings_weights:
         raise UsageError(
             f"model {config.model!r}: its trunk begins without weights, so its features say nothing. Add "

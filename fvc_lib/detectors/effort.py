@@ -19,7 +19,13 @@ _known: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
 
 
 class Residual(nn.Module):
-    """The part of a weight (out, in) that is trained: U (out, rank), s (rank,) and V (rank, in)."""
+    """The trained part of a weight (out, in).
+
+    Args:
+        left: U, float (out, rank).
+        sizes: s, float (rank,), singular values.
+        right: V, float (rank, in).
+    """
 
     first_left: Tensor
     first_right: Tensor
@@ -39,8 +45,9 @@ class Residual(nn.Module):
     def penalty(self, main: Tensor) -> Tensor:
         """Return the sum of the paper's two losses, a scalar: orthogonality (equation 4) and norm (equation 5).
 
-        The initial U and V are orthogonal to W_main. So the components of U and V outside the spaces of the initial
-        U and V are penalised. For a weight that is not square this is stricter on the longer side than the paper.
+        The initial U and V are orthogonal to ``main``, the frozen part (out, in). So the components of U and V outside
+        the spaces of the initial U and V are penalised. For a weight that is not square this is stricter on the longer
+        side than the paper.
         """
         across, down = self.left.T @ self.left, self.right @ self.right.T
         outside_left = self.left - self.first_left @ (self.first_left.T @ self.left)
@@ -54,12 +61,16 @@ class Residual(nn.Module):
 
 
 def adapt(trunk: nn.Module, rank: int) -> list[nn.Parameter]:
-    """Split the weights of linear layers in ``trunk`` into a frozen and a trained part, in place.
+    """Split the weights of linear layers in ``trunk`` into a frozen part and a trained part, in place.
 
-    The layers in attention parts are split. A trunk without attention parts has all its linear layers split.
+    Only linear layers inside attention modules are split; if there are none, all linear layers are.
+
+    Args:
+        trunk: a network without head.
+        rank: number of singular values of the trained part.
 
     Returns:
-        The parameters to train.
+        The parameters to train: U, s and V of every split layer.
 
     Raises:
         UsageError: no linear layer has more than ``rank`` singular values.
@@ -83,7 +94,7 @@ def adapt(trunk: nn.Module, rank: int) -> list[nn.Parameter]:
 
 
 def penalty(network: nn.Module) -> Tensor | None:
-    """Return the mean penalty of the split layers, a scalar; None if no layer is split."""
+    """Return the mean of ``Residual.penalty`` over the split layers of ``network``, a scalar; None if none is split."""
     found = []
     for part in network.modules():
         if isinstance(part, parametrize.ParametrizationList) and isinstance(part[0], Residual):
@@ -98,7 +109,10 @@ def _linear(parts: list[nn.Module]) -> list[nn.Linear]:
 
 
 def _least(weight: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return U (out, rank), s (rank,) and V (rank, in) of the ``rank`` smallest singular values."""
+    """Return the singular vectors and values of ``weight`` (out, in) for its ``rank`` smallest singular values.
+
+    The result is a tuple: U (out, rank), s (rank,) and V (rank, in).
+    """
     key = "" if weight.is_meta else f"{rank} {weights_digest({'': weight})}"
     if key not in _known or not key:
         left, sizes, right = torch.linalg.svd(weight.detach().float(), full_matrices=False)

@@ -1,4 +1,4 @@
-"""``crop face``: find the face in a clip by MTCNN, from the package facenet-pytorch, which includes the weights.
+"""The crop ``face``: find the face in a clip by MTCNN, from the package facenet-pytorch, which includes the weights.
 
 K. Zhang et al., "Joint face detection and alignment using multitask cascaded convolutional networks", 2016.
 """
@@ -25,16 +25,17 @@ _STILL = 2.0  # a face whose positions span at most this multiple of its side ge
 
 
 def face_boxes(frames: npt.NDArray[np.uint8]) -> Boxes | None:
-    """Return a square around the largest face for every frame, float (T, 4): left, top, width and height in pixels.
-
-    Returns None if there is no face.
+    """Find the largest face of a clip, and return a square around it for every frame; None if there is no face.
 
     Up to 8 frames are searched, and faces are followed by the overlap of their boxes. The face with the largest area
-    summed over these frames is taken. If it hardly moves, one fixed box holds it in all frames. If it moves, a box of
-    constant size follows it; between searched frames its position is interpolated linearly. So the crop is steady.
+    summed over these frames is taken. If it hardly moves, one fixed square holds it in all frames. If it moves, a
+    square of constant size follows it. Between searched frames the position is interpolated linearly.
 
     Args:
         frames: uint8 (T, H, W, 3), RGB.
+
+    Returns:
+        float (T, 4): left, top, width and height in pixels. Squares may reach beyond the picture.
 
     Raises:
         UsageError: the package is not installed.
@@ -57,17 +58,17 @@ def face_boxes(frames: npt.NDArray[np.uint8]) -> Boxes | None:
 
 
 def largest_track(found: list[Boxes]) -> list[tuple[int, int]]:
-    """Follow faces over frames, and return the boxes of the face with the largest total area.
+    """Follow faces over frames, and return the track of the face with the largest total area.
 
     A track is a series of boxes of the same face. A box continues the track whose last box it overlaps most, by more
     than a tenth (intersection over union). A track takes at most one box per frame. Tracks that have a box in less
     than a third of the frames are dropped, because most of them are not faces.
 
     Args:
-        found: for every frame (K, 4), left, top, right and bottom of K boxes.
+        found: for every searched frame, float (K, 4): left, top, right and bottom of its K boxes in pixels.
 
     Returns:
-        Pairs (index of the frame, index of the box in it), one per box of the track; empty if there is no track.
+        Pairs (index into ``found``, index of the box in that frame), one per box; empty if there is no track.
     """
     tracks: list[list[tuple[int, int]]] = []
     for frame, boxes in enumerate(found):
@@ -83,7 +84,10 @@ def largest_track(found: list[Boxes]) -> list[tuple[int, int]]:
 
 
 def faces_in(frame: npt.NDArray[np.uint8]) -> Boxes:
-    """Return float64 (K, 4), left, top, right and bottom in pixels of the K faces in a frame, uint8 (H, W, 3)."""
+    """Return the boxes of the K faces in a frame, uint8 (H, W, 3), that MTCNN finds with a probability of at least 0.9.
+
+    The boxes are float64 (K, 4): left, top, right and bottom in pixels.
+    """
     from PIL import Image
 
     picture = Image.fromarray(np.ascontiguousarray(frame))
@@ -104,7 +108,7 @@ def _areas(boxes: Boxes) -> Boxes:
 
 
 def _overlap(one: Boxes, other: Boxes) -> float:
-    """Return the intersection over union of two boxes (4,)."""
+    """Return the intersection over union of two boxes, float (4,): left, top, right and bottom."""
     common = np.concatenate([np.maximum(one[:2], other[:2]), np.minimum(one[2:], other[2:])])
     areas = _areas(np.stack([common, one, other]))
     return float(areas[0] / (areas[1] + areas[2] - areas[0]))
@@ -122,10 +126,10 @@ def keep_best(boxes: Any, scores: Any, groups: Any, threshold: float) -> Any:
     """Remove boxes that overlap a box of higher score, like torchvision's ``batched_nms``.
 
     Args:
-        boxes: (N, 4), left, top, right and bottom.
-        scores: (N,).
-        groups: (N,); boxes of different groups do not compete.
-        threshold: a box is removed if its intersection over union with a better box is larger.
+        boxes: tensor (N, 4), left, top, right and bottom.
+        scores: tensor (N,), higher is better.
+        groups: tensor (N,), numbers of groups; a box is only removed because of a box of the same group.
+        threshold: a box is removed if its intersection over union with a better box is larger than this.
 
     Returns:
         int64 (K,), the indices of the remaining boxes, by descending score.

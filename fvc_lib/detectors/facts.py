@@ -21,7 +21,7 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 @dataclass(frozen=True)
 class DetectorFacts:
-    """A detector's declaration and measured sizes."""
+    """A detector's declaration, its measured sizes, and whether it can be used on this machine."""
 
     spec: DetectorSpec
     missing: tuple[str, ...]  # packages that are not installed
@@ -34,11 +34,14 @@ class DetectorFacts:
 
     @property
     def clip(self) -> str:
-        """Return frames x side of the input clip, such as ``8 x 224``; ``features`` for a model on features."""
+        """Return ``FRAMES x SIDE`` of the input clip, such as ``8 x 224``; or ``features`` for a model on features."""
         return "features" if self.spec.of_features == "forensic" else f"{self.spec.num_frames} x {self.spec.side}"
 
     def row(self) -> list[str]:
-        """Return a table row: name, parameters, GFLOPs, clip, weights, licence, and whether it runs here."""
+        """Return a table row of texts.
+
+        The columns are name, parameters, GFLOPs, clip, origin of the weights, their licence, and whether it runs here.
+        """
         fetched = bool(self.spec.weights or self.spec.name.endswith(":NAME"))
         return [
             self.spec.name,
@@ -51,7 +54,7 @@ class DetectorFacts:
         ]
 
     def text(self) -> str:
-        """Return all facts and a command that uses the detector, one fact per line."""
+        """Return a text with all facts, one per line, and a command that uses the detector."""
         spec = self.spec
         to_fetch = bool(spec.weights) and not spec.brings_weights
         lines = {
@@ -79,7 +82,9 @@ class DetectorFacts:
 
 
 def facts_of(name: str) -> DetectorFacts:
-    """Return the facts about the detector ``name``, whose network is built on torch's meta device, without memory.
+    """Return the facts about the detector ``name``.
+
+    Its network is built on torch's meta device, which takes no memory and loads no weights.
 
     Raises:
         UsageError: the name is unknown.
@@ -112,10 +117,12 @@ _TIMED_PASSES, _TIMED_SECONDS = 15, 6.0
 
 
 def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
-    """Measure on this machine what the network of every configuration costs, one after the other in a child process.
+    """Measure the size and speed of the network of every configuration on this machine.
+
+    The networks are measured one after the other, in a child process.
 
     Returns:
-        One mapping per configuration: ``num_parameters``, ``num_trained`` (parameters that are trained) and
+        One mapping per configuration: ``num_parameters``, ``num_trained`` (number of trained parameters) and
         ``milliseconds_per_clip`` (median of up to 15 forward passes of one clip, after two passes to warm up). The
         mapping is empty for a network that cannot be built here, and for a model on features.
     """
@@ -125,9 +132,9 @@ def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
 
 
 def cost_of(values: dict[str, Any]) -> dict[str, float]:
-    """Return the costs of one configuration; ``measured_costs`` calls this in a child process and describes the result.
+    """Measure one configuration in a child process, and return a mapping as ``measured_costs`` describes it.
 
-    ``values`` are the fields of the configuration.
+    ``values`` are the fields of the ``RunConfig``.
     """
     config = RunConfig(**values)
     if config.of_features:  # no network whose forward pass could be timed

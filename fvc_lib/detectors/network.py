@@ -35,7 +35,7 @@ _SHARES = ("p", "drop_prob", "dropout", "attention_dropout", "dropout_prob", "dr
 
 
 class Normalised(nn.Module):
-    """Subtract the mean of every colour from pixels, uint8 (..., 3, H, W), and divide by its standard deviation.
+    """A layer that normalises colours: it subtracts the mean and divides by the standard deviation of every channel.
 
     Args:
         mean: mean of red, green and blue, as fractions of white.
@@ -52,20 +52,20 @@ class Normalised(nn.Module):
         self.register_buffer("deviation", 255 * torch.tensor(deviation).view(3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the normalised images as floats of the same shape."""
+        """Return the normalised images, float (..., 3, H, W), of images uint8 (..., 3, H, W)."""
         return (images.to(self.mean.dtype) - self.mean) / self.deviation
 
 
 class Trunk(nn.Module):
     """A published network without its class layer, which turns clips into features. Subclasses implement ``encode``.
 
-    During training only dropout layers are in training mode. Otherwise batch norms would use the statistics of a
-    micro-batch, and stochastic depth and dropout of attention would draw once per micro-batch. The result would then
-    depend on how a batch is split to fit the memory. If training starts from scratch, group norms replace batch norms.
-    ``notes`` records these differences from the published network.
+    During training, only the dropout layers of the network are in training mode. Otherwise batch norms would use the
+    statistics of a micro-batch, and stochastic depth and dropout of attention would draw once per micro-batch. The
+    result would then depend on how a batch is split to fit the memory. If training starts from scratch, group norms
+    replace batch norms. ``notes`` are sentences about these differences from the published network.
 
     Args:
-        network: the publisher's module; files of weights hold its ``state_dict``.
+        network: the publisher's module without class layer; files of weights hold its ``state_dict``.
         num_features: F, number of features of a clip or frame.
         mean: mean of red, green and blue in the publisher's training data, as fractions of white.
         deviation: standard deviation of red, green and blue in that data, as fractions of white.
@@ -113,7 +113,7 @@ class Trunk(nn.Module):
         return torch.frombuffer(bytearray.fromhex(weights_digest(super().state_dict())), dtype=torch.uint8)
 
     def state_dict(self, *args: Any, **options: Any) -> Any:
-        """Return the weights by name; a frozen trunk returns only their ``digest``, since the weights are published."""
+        """Return the weights by name; for a frozen trunk only ``digest``, their SHA-256, since they are published."""
         if not self.is_frozen:
             return super().state_dict(*args, **options)
         state = options.get("destination")
@@ -140,7 +140,11 @@ class Trunk(nn.Module):
             self.notes += (f"trained from scratch, without its published weights ({spec.weights})",)
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
-        """Return the recomputable parts; raise ``UsageError`` if none are known."""
+        """Return the parts whose activations gradient checkpointing may recompute.
+
+        Raises:
+            UsageError: no such parts are known.
+        """
         if not self._recomputable:
             raise UsageError(
                 f"gradient_checkpointing: which parts of a {type(self.network).__name__} could be computed again is "
@@ -149,11 +153,14 @@ class Trunk(nn.Module):
         return self._recomputable
 
     def encode(self, clips: Tensor) -> Tensor:
-        """Return the features of normalised clips, float (B, T, 3, H, W): (B, F), or (B, T, F) with ``per_frame``."""
+        """Return the features of normalised clips, float (B, T, 3, H, W).
+
+        The features have shape (B, F), or (B, T, F) if ``per_frame`` is true.
+        """
         raise NotImplementedError
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Return features (B, T', F) of frames uint8 (B, T, 3, H, W); T' is T with ``per_frame``, else 1.
+        """Return features (B, T', F) of frames uint8 (B, T, 3, H, W); T' is T if ``per_frame`` is true, else 1.
 
         Raises:
             UsageError: the network does not take clips of this shape.
@@ -195,7 +202,7 @@ class PictureTrunk(Trunk):
 
 
 class Detector(nn.Module):
-    """A network of a trunk and a head, which gives one logit per clip.
+    """A network of a trunk and a head that returns one logit per clip, positive for fake.
 
     Args:
         trunk: turns frames uint8 (B, T, 3, H, W) into features (B, T', F) or (B, F).
@@ -210,14 +217,14 @@ class Detector(nn.Module):
         self._l2_normalise = l2_normalise
 
     def train(self, mode: bool = True) -> Self:
-        """Set training or evaluation mode; a trunk without trained parameters stays in evaluation mode."""
+        """Set training or evaluation mode; a trunk whose parameters are all frozen stays in evaluation mode."""
         super().train(mode)
         if not any(parameter.requires_grad for parameter in self.trunk.parameters()):
             self.trunk.eval()
         return self
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
-        """Return the trunk's blocks."""
+        """Return the trunk's parts whose activations gradient checkpointing may recompute."""
         return recomputable_blocks_of(self.trunk)
 
     def forward(self, frames: Tensor) -> Tensor:
@@ -225,14 +232,18 @@ class Detector(nn.Module):
         return self.logits_of(self.trunk(frames))
 
     def logits_of(self, features: Tensor) -> Tensor:
-        """Return logits (B,) for the trunk's features, (B, T', F), or (B, F) with one vector per clip."""
+        """Return logits (B,) for features of the trunk: (B, T', F), or (B, F) with one vector per clip."""
         if features.dim() == 2:
             features = features.unsqueeze(1)
         return self.head(F.normalize(features, dim=-1) if self._l2_normalise else features)
 
 
 def recomputable_blocks_of(trunk: Any) -> tuple[nn.Module, ...]:
-    """Return the recomputable parts of ``trunk``; raise ``UsageError`` if it has no such method."""
+    """Return the parts of ``trunk`` whose activations gradient checkpointing may recompute.
+
+    Raises:
+        UsageError: ``trunk`` has no method ``recomputable_blocks``.
+    """
     if not hasattr(trunk, "recomputable_blocks"):
         raise UsageError(
             f"gradient_checkpointing: {type(trunk).__name__} names no blocks to compute again (a method "
@@ -244,7 +255,7 @@ def recomputable_blocks_of(trunk: Any) -> tuple[nn.Module, ...]:
 def build_detector(config: RunConfig) -> nn.Module:
     """Build the network of ``config`` with its published weights, or with random ones from torch's random state.
 
-    Parameters that are not trained require no gradient.
+    Parameters that ``config.tune`` does not train require no gradient.
 
     Raises:
         UsageError: the name is unknown, a package is missing, the weights do not fit, or the network does not have the
@@ -282,14 +293,18 @@ def _headed(spec: DetectorSpec, config: RunConfig) -> Detector:
 
 
 def build_trunk(spec: DetectorSpec, config: RunConfig) -> Any:
-    """Build the trunk of the network of ``config``; raise ``UsageError`` if it has none."""
+    """Build the trunk (network without head) of ``spec`` with the clip settings and weights of ``config``.
+
+    Raises:
+        UsageError: the network has no trunk, or the weights do not fit.
+    """
     clips, weights = config.clips, weights_path(config.model_weights)
     licence = spec.weights_licence or "unknown"
     return built_trunk(spec, TrunkOptions(config.model, clips.num_frames, clips.side, weights, licence))
 
 
 def built_trunk(spec: DetectorSpec, options: TrunkOptions) -> Any:
-    """Build the trunk of ``spec`` and load ``options.weights`` into it, unless its builder has loaded them.
+    """Build the trunk (network without head) of ``spec``, with the weights in ``options.weights`` if they are given.
 
     Raises:
         UsageError: ``spec`` has no builder for a trunk.
@@ -305,7 +320,10 @@ def built_trunk(spec: DetectorSpec, options: TrunkOptions) -> Any:
 
 
 def _load_once(network: Any, path: Path | None, licence: str) -> None:
-    """Load the weights of ``path`` into ``network``; do nothing for None, or if weights are loaded already."""
+    """Load the weights in the file or folder ``path`` into ``network``, unless it has loaded weights already.
+
+    If ``path`` is None, nothing is loaded. ``licence`` is that of the weights, for the record.
+    """
     if path is not None and not isinstance(getattr(network, "weights", None), LoadedWeights):
         network.loaded_weights = load_weights(network, path, licence=licence or "unknown")
 
@@ -321,10 +339,11 @@ def loaded_weights_of(network: nn.Module) -> LoadedWeights | None:
 
 
 def weights_path(text: str) -> Path | None:
-    """Return the path that ``model_weights`` names; None for an empty text.
+    """Return the path that the parameter ``model_weights`` names, ``text``; None for an empty text.
 
     Raises:
-        UsageError: the path does not exist, or lies in a run or bundle, whose networks may have seen the test videos.
+        UsageError: the path does not exist; or it lies in the folder of a run or bundle (exported detector), whose
+            networks may have been trained on the test videos.
     """
     if not text:
         return None
@@ -346,7 +365,11 @@ def weights_path(text: str) -> Path | None:
 
 
 def batch_norms_to_group_norms(network: nn.Module) -> int:
-    """Replace every batch norm by a group norm of up to 32 groups (Wu and He, ECCV 2018); return their number."""
+    """Replace all batch norms in ``network`` by group norms of up to 32 groups (Wu and He, ECCV 2018), in place.
+
+    Returns:
+        The number of replaced norms.
+    """
     replaced = 0
     for name, child in list(network.named_children()):
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
@@ -368,7 +391,7 @@ def batch_norms_to_group_norms(network: nn.Module) -> int:
 
 
 class Mean(nn.Module):
-    """A linear layer on the mean over the frames, optionally after layer norm over the features (``normalise``)."""
+    """A head: a linear layer on the mean of the features over the frames; with ``normalise``, after a layer norm."""
 
     def __init__(self, num_features: int, *, normalise: bool = True) -> None:
         super().__init__()
@@ -381,7 +404,7 @@ class Mean(nn.Module):
 
 
 class Attention(nn.Module):
-    """A linear layer on the frames' mean, weighted by learned attention (M. Ilse et al., ICML 2018, without gate)."""
+    """A head: a linear layer on the frames' mean, weighted by attention without gate (M. Ilse et al., ICML 2018)."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -397,7 +420,7 @@ class Attention(nn.Module):
 
 
 class Gru(nn.Module):
-    """A linear layer on the last state of a gated recurrent unit that reads the frames (K. Cho et al., EMNLP 2014)."""
+    """A head: a linear layer on the last state of a gated recurrent unit over frames (K. Cho et al., EMNLP 2014)."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -412,10 +435,10 @@ class Gru(nn.Module):
 
 
 class PathHead(nn.Module):
-    """A linear layer on statistics of how the features move from frame to frame.
+    """A head: a linear layer on statistics of how the features change from frame to frame.
 
-    The statistics are mean and standard deviation of every feature over the frames, its mean absolute first and second
-    differences, and the eight numbers of ``path_statistics``.
+    The statistics are the mean and standard deviation of every feature over the frames, the means of its absolute first
+    and second differences, and the eight numbers of ``path_statistics``.
 
     The angles follow ReStraV (C. Interno et al., "AI-generated video detection via perceptual straightening", 2025),
     the second differences D3 (C. Zheng et al., ICCV 2025).
@@ -445,14 +468,15 @@ class PathHead(nn.Module):
 
 
 def path_statistics(features: Tensor) -> Tensor:
-    """Return statistics of the steps from frame to frame.
+    """Return statistics of the steps (differences of the features) from frame to frame.
 
     Args:
         features: float (B, T, F), T at least 3.
 
     Returns:
-        (B, 8): mean, standard deviation, minimum and maximum of the steps' lengths, then of the angles between
-        successive steps. Lengths are relative to the mean length of a clip's feature vectors; angles are in radians.
+        float (B, 8): mean, standard deviation, minimum and maximum of the steps' lengths; then the same four statistics
+        of the angles between successive steps, in radians. Lengths are divided by the mean length of the clip's feature
+        vectors.
     """
     moved = features.diff(dim=1)
     scale = features.norm(dim=2).mean(1, keepdim=True).clamp_min(_SMALL)
@@ -479,8 +503,8 @@ def tune(network: nn.Module, what: str) -> None:
 
     Args:
         network: the network.
-        what: ``all`` or ``head``; or the head and further parts: ``norms`` (all norms), ``last:N`` (the last N stages),
-            ``effort`` or ``effort:RANK`` (parts of attention weights, see ``effort.py``).
+        what: ``all`` or ``head``. Or a word that adds parts to the head: ``norms`` (all norms), ``last:N`` (the last N
+            stages), ``effort`` or ``effort:RANK`` (parts of attention weights, see ``effort.py``).
 
     Raises:
         UsageError: ``what`` is another word, or names a part that the network does not have.
@@ -512,7 +536,7 @@ def tune(network: nn.Module, what: str) -> None:
 
 
 def head_of(network: nn.Module) -> nn.Module:
-    """Return the attribute ``head`` of a network, or else its last linear layer.
+    """Return the head of a network: its attribute ``head`` if that is a module, else its last linear layer.
 
     Raises:
         UsageError: the network has neither.
@@ -528,7 +552,10 @@ def head_of(network: nn.Module) -> nn.Module:
 
 
 def trunk_stages(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], ...]:
-    """Return the parameters of a network without its head, by stage, from input to features."""
+    """Return the parameters of a network without its head: one tuple per stage, from input to features.
+
+    ``parameters_by_stage`` defines the stages.
+    """
     head = set(head_of(network).parameters())
     stages = parameters_by_stage(getattr(network, "trunk", network))
     below = (tuple(parameter for parameter in stage if parameter not in head) for stage in stages)
@@ -536,11 +563,12 @@ def trunk_stages(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], ...]:
 
 
 def parameters_by_stage(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], ...]:
-    """Return the parameters of a network by stage, in the order in which its parts are registered: input to output.
+    """Return the parameters of a network, one tuple per stage, in the order in which its parts are registered.
 
-    A stage is a part that contains further parts, such as ``layer1`` of a resnet. A part with more than half of all
-    parameters (``features`` or ``blocks``) is replaced by the parts in it. A single layer belongs to the stage before
-    it, or to the first stage if there is none before. Parameters of the network itself belong to the first stage.
+    This order is usually from input to output. A stage is a part that contains further parts, such as ``layer1`` of a
+    resnet. A part with more than half of all parameters (``features`` or ``blocks``) is replaced by the parts in it. A
+    single layer belongs to the stage before it, or to the first stage if there is none before. Parameters of the
+    network itself belong to the first stage.
     """
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
     stages: list[list[nn.Parameter]] = []

@@ -42,8 +42,9 @@ def imported(module: str, whose: str, remedy: str = REMEDY) -> Any:
 def mend_torchvision() -> None:
     """Declare the operators ``nms`` and ``qnms`` if the compiled part of torchvision cannot be loaded.
 
-    The compiled part of the wheel on PyPI needs CUDA's libraries, which the CPU build of torch lacks. Then the import
-    of torchvision, and so of timm and transformers, fails because ``nms`` is missing. No network here calls it.
+    The compiled part of the wheel on PyPI needs CUDA's libraries, which the CPU build of torch lacks. Then torchvision,
+    timm and transformers cannot be imported, because the operator ``nms`` is missing. A declaration without code is
+    enough, since no network here calls the operators.
     """
     if _DECLARATIONS or torch.version.cuda is not None or torch.version.hip is not None:
         return

@@ -1,4 +1,4 @@
-"""Load networks from folders that the transformers package wrote; nothing is fetched, and no code of them is run."""
+"""Load networks from folders that the transformers package wrote; nothing is downloaded, and no code in them is run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +18,11 @@ Colours = tuple[float, float, float]
 def from_folder(
     transformers: Any, model: str, folder: Path, settings: dict[str, Any], *, licence: str, class_layer: str = ""
 ) -> tuple[Any, LoadedWeights]:
-    """Load the network of transformers' class ``model`` from ``folder``; return it and the origin of its weights.
+    """Load a network of the transformers package from ``folder``; return (network, origin of its weights).
 
     Args:
-        transformers: the package.
-        model: name of the class.
+        transformers: the imported package.
+        model: name of the network's class in the package.
         folder: folder with ``config.json`` and weights, as ``save_pretrained`` writes them.
         settings: fields of the configuration that replace those of the folder, such as the number of frames.
         licence: licence of the weights, for the record.
@@ -69,10 +69,13 @@ def from_folder(
 
 
 def colours_of(folder: Path, otherwise: tuple[Colours, Colours]) -> tuple[Colours, Colours]:
-    """Return mean and standard deviation of red, green and blue as fractions of white, from a folder.
+    """Return the colour statistics by which the network in ``folder`` normalises pixels.
 
     They are read from ``preprocessor_config.json`` or ``video_preprocessor_config.json``; without either, ``otherwise``
     is returned. Some processors (ViViT's) scale pixels to [-1, 1] before they normalise; both steps are combined.
+
+    Returns:
+        A tuple (mean, standard deviation), each of red, green and blue as fractions of white.
     """
     for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
         document = read_json_object(folder / name)
@@ -93,7 +96,13 @@ _SIZES = (
 
 
 def note_of_another_network(found: Any, published: Any, name: str) -> tuple[str, ...]:
-    """Return a note on how a folder's configuration differs from the published one of ``name``; empty if equal."""
+    """Return a tuple with one sentence on how a folder's network differs from the published one; empty if it does not.
+
+    Args:
+        found: configuration (of the transformers package) in the folder.
+        published: configuration of the published network.
+        name: name of the detector.
+    """
     pairs = [(key, getattr(found, key, None), getattr(published, key, None)) for key in _SIZES]
     other = [f"{key} {got!r}" for key, got, want in pairs if _plain(got) != _plain(want)]
     return (f"the folder's network is not that of {name}: {', '.join(other)}",) if other else ()
@@ -112,7 +121,7 @@ def blocks_of(network: nn.Module) -> tuple[nn.Module, ...]:
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Turn off the progress bars and reports of ``transformers``."""
+    """Turn off the progress bars and warnings of the package ``transformers`` inside the ``with`` block."""
     logging = transformers.utils.logging
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()

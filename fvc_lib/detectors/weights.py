@@ -1,8 +1,8 @@
-"""Published weights: files and folders in their publishers' formats, checked by name and shape before they are used.
+"""Load published weights from files and folders; names and shapes are checked before the weights are used.
 
 A file was written by ``torch.save`` or by safetensors. It holds tensors by name; in a file of ``torch.save`` they may
-be under ``state_dict``, ``model`` or ``model_state``. A folder was written by ``save_pretrained`` of transformers. No
-code from a file or folder is run.
+be inside an entry ``state_dict``, ``model`` or ``model_state``. A folder was written by ``save_pretrained`` of
+transformers. No code from a file or folder is run.
 """
 
 import pickle
@@ -50,13 +50,13 @@ class LoadedWeights:
 def load_weights(network: nn.Module, path: Path, *, licence: str, field: str = "model_weights") -> LoadedWeights:
     """Load the weights of a file or folder into ``network``, and return their origin.
 
-    Weights of a class layer that the network does not have are ignored.
+    Weights of the publisher's class layer, which the network does not have, are ignored.
 
     Args:
         network: the network.
-        path: the file, or a folder with a file.
+        path: the file, or a folder with such a file.
         licence: licence of the weights, for the record.
-        field: name of the parameter that gave ``path``, for error messages.
+        field: name of the run's parameter whose value is ``path``, for error messages.
 
     Raises:
         UsageError: the file cannot be read, lacks weights, or has weights of another shape or unknown name.
@@ -76,10 +76,10 @@ def fitted(
         network: the network.
         weights: tensors by name.
         path: the file that ``weights`` were read from, for error messages.
-        field: name of the parameter that gave ``path``, for error messages.
+        field: name of the run's parameter whose value is ``path``, for error messages.
 
     Raises:
-        UsageError: a weight is missing, of another shape, or of unknown name.
+        UsageError: a weight of the network is missing or has another shape, or ``weights`` has an unknown name.
     """
     found = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
     wanted = network.state_dict()
@@ -99,7 +99,10 @@ def fitted(
 
 
 def problems_of(names: Mapping[str, Sequence[str]]) -> str:
-    """Return up to five names of weights per kind of problem as text; empty if there are no names."""
+    """Return a text that lists up to five names of weights per kind of problem; empty if there are no names.
+
+    ``names`` maps kinds, such as ``unknown``, to names of weights.
+    """
     return "; ".join(
         f"{kind}: {', '.join(some[:_NAMED_AT_MOST])}{' ...' * (len(some) > _NAMED_AT_MOST)}"
         for kind, some in names.items()
@@ -113,7 +116,8 @@ def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tenso
     No code in the file is run.
 
     Raises:
-        UsageError: the file does not exist, is damaged, holds something else than tensors by name, or holds NaN.
+        UsageError: the file does not exist, is damaged, does not consist of tensors by name, or holds NaN. Its message
+            begins with ``field``, the name of the run's parameter whose value is ``path``.
     """
     if path.is_dir():  # as ``save_pretrained`` writes it
         path = next((path / name for name in _FILES if (path / name).is_file()), path)
@@ -147,6 +151,12 @@ def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tenso
 
 
 def refuse_nan(weights: Mapping[str, Tensor], field: str, path: Path) -> None:
-    """Raise ``UsageError`` if a tensor of ``weights``, read from ``path``, holds NaN."""
+    """Raise ``UsageError`` if a tensor holds NaN.
+
+    Args:
+        weights: tensors by name.
+        field: name of the run's parameter whose value is ``path``, for the message.
+        path: the file or folder that ``weights`` were read from.
+    """
     if bad := checkpoint_files.tensors_with_nan(weights):
         raise UsageError(f"{field} {str(path)!r}: NaN in {bad}. Download the file again, or give other weights.")

@@ -1,1 +1,1 @@
-"""Encoders of single frames or pictures."""
+"""Published and own networks that turn single frames or pictures into features."""

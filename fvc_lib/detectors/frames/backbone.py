@@ -1,7 +1,7 @@
-"""Backbones: named networks that turn a picture into features, and a model that predicts classes and numbers from them.
+"""Backbones: networks that turn a picture into features, and a model that predicts classes and numbers from them.
 
 Every detector with a network on single frames is also a backbone (``EncoderBackbone``): ``timm:NAME``,
-``efficientnet_lite0``, ``clip_vit_b16`` and others. Networks for pictures alone are registered in ``BACKBONES``:
+``efficientnet_lite0``, ``clip_vit_b16`` and others. Networks that are backbones only are registered in ``BACKBONES``:
 ``small_resnet``, and ``torchvision:NAME``, whose package is imported on use.
 """
 
@@ -30,7 +30,7 @@ class Backbone(nn.Module):
     num_features: int  # of one picture
 
     def stages(self) -> tuple[tuple[nn.Parameter, ...], ...]:
-        """Return the parameters by stage, from input to features; every parameter belongs to exactly one stage."""
+        """Return the parameters, one tuple per stage, from input to features; every parameter is in exactly one."""
         raise NotImplementedError
 
     def recomputable_blocks(self) -> Sequence[nn.Module]:
@@ -51,18 +51,18 @@ class EncoderBackbone(Backbone):
         self.num_features = trunk.frame_feature_size
 
     def stages(self) -> tuple[tuple[nn.Parameter, ...], ...]:
-        """Return the parameters by stage, as ``parameters_by_stage`` divides the trunk's network."""
+        """Return the parameters, one tuple per stage, as ``parameters_by_stage`` divides the trunk's network."""
         return parameters_by_stage(self.trunk.network)
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
-        """Return the trunk's blocks."""
+        """Return the trunk's parts whose activations gradient checkpointing may recompute."""
         return self.trunk.recomputable_blocks()
 
     def forward(self, images: Tensor) -> Tensor:
         """Return features float (B, num_features) of images uint8 (B, 3, H, W).
 
         Raises:
-            UsageError: the network does not take this size.
+            UsageError: the network does not take pictures of this size.
         """
         try:
             return self.trunk.encode_pictures(self.trunk.normalised(images)).flatten(1)
@@ -71,7 +71,10 @@ class EncoderBackbone(Backbone):
 
 
 def refused_size(backbone: Backbone, images: Tensor, error: Exception) -> UsageError:
-    """Return the error to raise if ``backbone`` does not take pictures of the size of ``images`` (B, 3, H, W)."""
+    """Return the error to raise if ``backbone`` does not take pictures of the size of ``images`` (B, 3, H, W).
+
+    ``error`` is the error of the network, whose first line is part of the message.
+    """
     network = backbone.trunk.network if isinstance(backbone, EncoderBackbone) else backbone
     height, width = images.shape[-2:]
     reason = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
@@ -87,9 +90,10 @@ def build_backbone(name: str, weights: Path | None = None, size: int = 224, *, p
     Args:
         name: a name in ``BACKBONES``, or the name of a detector with a network on single frames.
         weights: a file of torch or safetensors with the network's ``state_dict``; for a detector also a folder, as for
-            ``model_weights``. None: weights that are installed with the detector, if any, else random ones.
+            ``model_weights``. None: see ``pretrained``.
         size: side of the pictures in pixels, for networks that are made for a fixed size.
-        pretrained: whether a detector without ``weights`` takes the installed ones; else they are random.
+        pretrained: whether to load weights that are installed with the detector if ``weights`` is None. If False, or if
+            none are installed, weights are random.
 
     Raises:
         UsageError: the name is unknown, a package is missing or does not work, the weights cannot be read or do not
@@ -170,7 +174,7 @@ class ImageModel(nn.Module):
         self.target_head = _head(backbone.num_features, num_targets)
 
     def recomputable_blocks(self) -> Sequence[nn.Module]:
-        """Return the backbone's blocks."""
+        """Return the backbone's parts whose activations gradient checkpointing computes again."""
         return self.backbone.recomputable_blocks()
 
     def forward(self, images: Tensor) -> Outputs:
@@ -186,7 +190,7 @@ class ImageModel(nn.Module):
         }
 
     def train_stages(self, num_trained: int) -> None:
-        """Train the heads and the backbone's last ``num_trained`` stages only; freeze the other stages."""
+        """Freeze all stages of the backbone but the last ``num_trained``; only the latter and the heads are trained."""
         stages = self.backbone.stages()
         for number, stage in enumerate(stages):
             for parameter in stage:

@@ -60,7 +60,7 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 class _Inverted(nn.Module):
-    """An inverted residual (Sandler et al., MobileNetV2, CVPR 2018), without squeeze and excitation."""
+    """An inverted residual block (Sandler et al., MobileNetV2, CVPR 2018), without squeeze and excitation."""
 
     def __init__(self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int) -> None:
         super().__init__()
@@ -77,7 +77,10 @@ class _Inverted(nn.Module):
 
 
 class EfficientNetLite0(nn.Module):
-    """Tan and Le, "EfficientNet" (ICML 2019), in the Lite form (Liu, 2020): no squeeze and excitation, ReLU6."""
+    """EfficientNet-Lite0 without class layer.
+
+    After Tan and Le, "EfficientNet" (ICML 2019), in the Lite form (Liu, 2020): ReLU6, no squeeze and excitation.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +128,8 @@ def _build(options: TrunkOptions) -> PictureTrunk:
 def _load(network: EfficientNetLite0, path: Path, licence: str) -> LoadedWeights:
     """Load the weights of a file into the network, except those of a class layer, and return their origin.
 
-    The package's file has the tensors in the order of this network, but under other names.
+    The file in the package has the tensors in the order of this network, but under other names. So tensors are matched
+    by position, unless the names are those of this network. ``licence`` is that of the weights, for the record.
     """
     found = read_weights(path)
     left_out = tuple(name for name in found if name.startswith(("_fc.", "classifier.")))

@@ -45,7 +45,9 @@ def _build(options: TrunkOptions) -> PictureTrunk:
 
 
 def _load(network: Any, path: Path, licence: str, layers: Any) -> tuple[LoadedWeights, tuple[str, ...]]:
-    """Load the weights of ``path`` into ``network``; return their origin, and a note if positions were resampled.
+    """Load the weights of ``path`` into ``network``, and return a tuple: their origin, and notes.
+
+    The notes are one sentence if position embeddings were resampled, else they are empty.
 
     The position embeddings of a vision transformer belong to one picture size. For another size they are resampled as
     by timm's ``checkpoint_filter_fn``: bicubic, with antialiasing. Embeddings of the class token and the registers are
@@ -67,7 +69,10 @@ def _load(network: Any, path: Path, licence: str, layers: Any) -> tuple[LoadedWe
 
 
 def _sized(timm: Any, name: str, side: int) -> dict[str, Any]:
-    """Return ``{"img_size": side}`` for ``create_model`` if the network has another fixed size, else ``{}``."""
+    """Return the argument of ``timm.create_model`` that builds the network ``name`` for pictures of ``side`` pixels.
+
+    It is ``{"img_size": side}`` for a network that was published for another, fixed size; else ``{}``.
+    """
     published = timm.get_pretrained_cfg(name)
     fixed = bool(published and published.fixed_input_size) and published.input_size[-1] != side
     return {"img_size": side} if fixed else {}

@@ -65,7 +65,16 @@ _BIBTEX_OF_GEND = r"""@inproceedings{yermakov2026gend,
 
 @dataclass(frozen=True)
 class _Kind:
-    """A family of encoders: its class names in transformers, colour statistics, paper and licence of the weights."""
+    """What all encoders of a family share.
+
+    Attributes:
+        model: name of the network's class in the transformers package.
+        config: name of the configuration's class.
+        colours: mean and standard deviation of red, green and blue, as fractions of white.
+        paper: citation.
+        weights_licence: licence of the published weights.
+        fit: how frames are made square (``View.fit``).
+    """
 
     model: str
     config: str
@@ -112,7 +121,15 @@ class TransformersFrames(PictureTrunk):
 
 
 def build_encoder(options: TrunkOptions, name: str = "") -> TransformersFrames:
-    """Build the encoder ``name`` with the weights of ``options``, else random ones; an empty name: ``options.name``."""
+    """Build an encoder with the weights in ``options``, or with random ones if none are given.
+
+    Args:
+        options: side of the pictures, weights and their licence.
+        name: a key of ``_NETWORKS``; empty: ``options.name``.
+
+    Raises:
+        UsageError: the package is missing, or the weights do not fit.
+    """
     kind, _, settings = _NETWORKS[name or options.name]
     transformers = imported("transformers", options.name)
     loaded, colours = None, kind.colours
@@ -133,7 +150,13 @@ def build_encoder(options: TrunkOptions, name: str = "") -> TransformersFrames:
 
 
 def declaration(name: str, of: str, **changed: Any) -> DetectorSpec:
-    """Return a declaration under ``name`` of the network ``of`` (a key of ``_NETWORKS``), with fields ``changed``."""
+    """Return the declaration of a detector that uses a published encoder.
+
+    Args:
+        name: name of the detector.
+        of: name of the encoder, a key of ``_NETWORKS``.
+        changed: fields of ``DetectorSpec`` that replace those of the encoder.
+    """
     kind, hub_id, _ = _NETWORKS[of]
     mean, deviation = kind.colours
     declared: dict[str, Any] = {

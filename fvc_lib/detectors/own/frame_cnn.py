@@ -1,4 +1,4 @@
-"""``frame_cnn``: a small CNN on the forensic maps (``stems.py``) of every frame, pooled over space, then over time."""
+"""``frame_cnn``: a small CNN on forensic maps (``stems.py``) of every frame, pooled over space and then over time."""
 
 from itertools import pairwise
 
@@ -10,12 +10,13 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec
 
 
 class FrameTrunk(nn.Module):
-    """A CNN whose convolutions are over space only.
+    """A CNN whose convolutions are over space only, without head.
 
-    Its norms use statistics over all frames of the clip, so that a frame that differs from the others stays different.
+    Its group norms use statistics over all frames of a clip, so that a frame that differs from the others stays
+    different.
 
     Args:
-        widths: channels of the convolutions, at least two. The first and the third halve the sides of the picture.
+        widths: channels of the convolutions, at least two convolutions. The first and third halve the picture's sides.
         stem: computes the input maps from a clip.
     """
 
@@ -39,7 +40,10 @@ class FrameTrunk(nn.Module):
         return self._pooled_frames(frames).transpose(1, 2)
 
     def _pooled_frames(self, frames: Tensor) -> Tensor:
-        """Return mean, maximum and standard deviation over space, float (B, F, T); manipulations are local."""
+        """Return the features of every frame, float (B, F, T): mean, maximum and standard deviation over space.
+
+        The maximum and the deviation are used because manipulations are local.
+        """
         features = self.further(self.second(self.first(self._stem.clip_by_clip(frames))))
         deviation = (features.var((3, 4), correction=0) + 1e-4).sqrt()
         return torch.cat([features.mean((3, 4)), features.amax((3, 4)), deviation], dim=1)

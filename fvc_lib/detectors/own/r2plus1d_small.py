@@ -9,10 +9,14 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec
 
 
 class R2Plus1dTrunk(nn.Module):
-    """A small R(2+1)D: each 3-D convolution is a spatial one followed by a temporal one.
+    """A small R(2+1)D without head: every 3-D convolution is split into a spatial and a temporal convolution.
 
     After Tran et al., "A closer look at spatiotemporal convolutions for action recognition" (CVPR 2018), with group
     norm and far fewer channels. A frame's features also depend on its neighbours.
+
+    Args:
+        widths: channels of the residual blocks; every block after the first halves the picture's sides.
+        stem: computes the input maps from a clip.
     """
 
     def __init__(self, widths: tuple[int, ...] = (16, 32, 64), stem: Stem = FORENSIC) -> None:
@@ -31,12 +35,15 @@ class R2Plus1dTrunk(nn.Module):
         return self.spatial_stem, self.temporal_stem, *(block for block in self.blocks)
 
     def frame_features(self, frames: Tensor) -> Tensor:
-        """Return mean and maximum over space, float (B, T, 2 * widths[-1]), of frames uint8 (B, T, 3, H, W)."""
+        """Return the features of every frame, float (B, T, 2 * widths[-1]), of frames uint8 (B, T, 3, H, W).
+
+        They are the mean and the maximum of the last feature maps over space.
+        """
         features = self._features(frames)
         return torch.cat([features.mean((3, 4)), features.amax((3, 4))], dim=1).transpose(1, 2)
 
     def _features(self, frames: Tensor) -> Tensor:
-        """Return the last feature maps, float (B, C, T, h, w)."""
+        """Return the last feature maps, float (B, C, T, h, w), of frames uint8 (B, T, 3, H, W)."""
         return self.blocks(self.temporal_stem(self.spatial_stem(self._stem.clip_by_clip(frames))))
 
 
@@ -59,7 +66,10 @@ class R2Plus1d(R2Plus1dTrunk):
 
 
 class _Residual2Plus1d(nn.Module):
-    """A spatial, then a temporal convolution, and a shortcut around both, a projection where the shape changes."""
+    """A residual block: a spatial convolution, then a temporal one, and a shortcut.
+
+    The shortcut is a convolution of kernel size 1 if the shape changes.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

@@ -1,17 +1,17 @@
-"""Inputs of the networks in this folder: fixed maps that are computed from a clip, and a layer that networks share.
+"""Stems of the networks in this folder: fixed functions that compute input maps from a clip; and a shared layer.
 
-Maps have no parameters. They are averages over cells, squares of a few pixels, so that a CPU can train on them.
+Maps replace the pixels as input. They have no parameters. They are averages over cells (squares of a few pixels), so
+that they are small enough to train on a CPU.
 
-- ``FORENSIC``: traces of manipulation, and the picture. High-pass residuals suppress content and keep sensor noise and
-  the traces of interpolation and compression. The filters are second-order ones of the Spatial Rich Model (Fridrich and
-  Kodovsky, "Rich models for steganalysis of digital images", IEEE TIFS 2012), used by Zhou et al. ("Learning rich
-  features for image manipulation detection", CVPR 2018): horizontal, vertical, and their product. Bayar and Stamm
-  (2016) learn such filters; fifty clips are too few for that, so these are fixed. Differences between neighbouring
-  frames show frozen frames and jumps.
-- ``PIXELS``: content. It holds colours, and their signed changes over time, whose order at an edge shows the direction
-  of a movement. It also holds the coordinates of every cell (R. Liu et al., "An intriguing failing of convolutional
-  neural networks and the CoordConv solution", NeurIPS 2018), so that features pooled over the picture still show
-  positions.
+- ``FORENSIC`` shows traces of manipulation, and the colours. High-pass residuals suppress content and preserve sensor
+  noise and the traces of interpolation and compression. The filters are second-order filters of the Spatial Rich Model
+  (Fridrich and Kodovsky, "Rich models for steganalysis of digital images", IEEE TIFS 2012): horizontal, vertical, and
+  their product. Zhou et al. ("Learning rich features for image manipulation detection", CVPR 2018) use them, too. Bayar
+  and Stamm (2016) learn such filters; fifty clips are too few for that, so these are fixed. Differences between
+  neighbouring frames show frozen frames and jumps.
+- ``PIXELS`` shows content: colours, and their signed changes over time, which show the direction of a movement. It also
+  holds the coordinates of every cell (R. Liu et al., "An intriguing failing of convolutional neural networks and the
+  CoordConv solution", NeurIPS 2018), so that features pooled over the picture still show positions.
 """
 
 from collections.abc import Callable
@@ -85,7 +85,9 @@ def _second_difference(image: Tensor, dim: int) -> Tensor:
 
 
 def _cells(maps: Tensor, cell: int) -> Tensor:
-    """Return the means of ``maps`` (..., H, W) over cells; rows and columns beyond the last whole cell are left out.
+    """Return the means of ``maps`` (..., H, W) over cells of ``cell`` x ``cell`` pixels, (..., H // cell, W // cell).
+
+    Rows and columns beyond the last whole cell are left out.
 
     Rows are summed first, in one pass over contiguous memory. This is three times as fast as ``avg_pool2d``.
     """
@@ -130,7 +132,7 @@ def _places(size: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Stem:
-    """The maps that are the input of a trunk, and how they are computed."""
+    """A function that computes the input maps of a trunk from a clip, with its settings."""
 
     # Function from frames uint8 (B, T, 3, H, W) and the side of a cell in pixels to maps float32 (B, C, T, h, w). The
     # maps of a clip do not depend on the other clips.
@@ -142,9 +144,9 @@ class Stem:
     def clip_by_clip(self, frames: Tensor) -> Tensor:
         """Return the maps of frames uint8 (B, T, 3, H, W), computed for ``clips_at_once`` clips at a time.
 
-        This saves memory, since intermediate maps are as large as the pictures in float32. On a CPU the result is the
-        same. Eight clips of 16 x 224 x 224 took 237 MB at once; one by one they took 26 to 48 MB and a third of the
-        time. On a GPU several clips at a time may be faster.
+        The maps are float32 (B, C, T, h, w). Computing few clips at a time saves memory, since intermediate maps are as
+        large as the pictures in float32. On a CPU the result is the same. Eight clips of 16 x 224 x 224 took 237 MB at
+        once; one by one they took 26 to 48 MB and a third of the time. On a GPU several clips may be faster.
         """
         return torch.cat([self.maps(clip, self.cell) for clip in torch.split(frames, self.clips_at_once)])
 

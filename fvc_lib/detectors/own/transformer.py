@@ -2,7 +2,7 @@
 
 After A. Vaswani et al., "Attention is all you need" (2017), with the norm before each part (R. Xiong et al., "On layer
 normalization in the transformer architecture", ICML 2020). The layers of torch are not used: without gradient they
-compute in another way, which rounds differently, and their keys have a bias, which the softmax cancels. There is no
+compute in another way, which rounds differently; and their keys have a bias, which the softmax cancels. There is no
 dropout, so the result of a sample does not depend on its batch.
 """
 
@@ -53,7 +53,13 @@ class Attention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention, attention to a memory if ``with_memory``, and a two-layer network on every position."""
+    """A pre-norm layer: self-attention, then a two-layer network on every position.
+
+    Args:
+        width: W, size of a state.
+        heads: number of attention heads.
+        with_memory: whether every position also attends to a memory (cross-attention), between the two parts.
+    """
 
     def __init__(self, width: int, heads: int, *, with_memory: bool = False) -> None:
         super().__init__()
@@ -72,8 +78,8 @@ class TransformerLayer(nn.Module):
 
         Args:
             positions: float (B, L, W), states of L positions.
-            hidden: as for ``Attention``.
-            memory: float (B, K, W); required for a layer with memory.
+            hidden: bool that broadcasts to (B, L, L), true where a position must not see another; as for ``Attention``.
+            memory: float (B, K, W), states of K other positions to attend to; only for a layer with memory.
         """
         own = self.own_norm(positions)
         positions = positions + self.own_attention(own, own, hidden)
@@ -83,7 +89,15 @@ class TransformerLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Learned position embeddings, transformer layers and a last norm; ``num_places`` is the longest length."""
+    """A pre-norm transformer: learned position embeddings, ``layers`` layers and a last norm.
+
+    Args:
+        width: W, size of a state.
+        heads: number of attention heads per layer.
+        layers: number of layers.
+        num_places: largest number of positions of an input.
+        with_memory: whether layers also attend to a memory (cross-attention).
+    """
 
     def __init__(self, width: int, heads: int, layers: int, num_places: int, *, with_memory: bool = False) -> None:
         super().__init__()
@@ -103,7 +117,10 @@ class Transformer(nn.Module):
 
 
 def token_embedding(vocabulary_size: int, width: int) -> nn.Embedding:
-    """Return embeddings (V, W) with small initial values, so that they can also be the weights of the output layer."""
+    """Return an embedding layer for V tokens with weights (V, W).
+
+    Initial values are small, so that the weights can also be those of the output layer.
+    """
     embedding = nn.Embedding(vocabulary_size, width)
     nn.init.normal_(embedding.weight, std=_INITIAL_DEVIATION)
     return embedding
@@ -122,7 +139,7 @@ def later_places(length: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenNumbers:
-    """Token ids of the special tokens."""
+    """The ids of the special tokens in a vocabulary."""
 
     padding: int
     begin: int
@@ -161,15 +178,17 @@ class CaptionDecoder(nn.Module):
         return self._states(tokens, memory) @ self.embedding.weight.T
 
     def score(self, tokens: Tensor, memory: Tensor) -> Outputs:
-        """Return how well every token of given texts is predicted from the tokens before it; padding does not count.
+        """Return the loss and the accuracy of predicting every token of given texts from the tokens before it.
+
+        Padding does not count.
 
         Args:
             tokens: int64 (B, L), the texts.
             memory: float (B, T, W), features of the clips.
 
         Returns:
-            ``caption_loss`` float32 (B,), the mean cross-entropy per token in nats; and ``token_accuracy`` float32
-            (B,), the share of tokens to which the highest logit was given, without gradient.
+            A mapping with ``caption_loss`` float32 (B,), the mean cross-entropy per token in nats; and
+            ``token_accuracy`` float32 (B,), the share of tokens that have the highest logit, without gradient.
         """
         logits, wanted = self(tokens[:, :-1], memory).float(), tokens[:, 1:]
         counted = (wanted != self._numbers.padding).float()
@@ -186,7 +205,7 @@ class CaptionDecoder(nn.Module):
         A text without an end token is cut at ``max_tokens``. Samples do not influence each other.
 
         Args:
-            memory: float (B, T, W).
+            memory: float (B, T, W), features of the clips.
 
         Returns:
             int64 (B, max_tokens): the begin token, the text, the end token, and padding.

@@ -32,8 +32,9 @@ SIGMOID_LOG_SCALE = math.log(10.0)  # as in SigLIP
 def positive_pairs(video_index: Tensor, text_index: Tensor, rows: range | None = None) -> Tensor:
     """Return which videos and texts of a batch belong together, bool (R, B).
 
-    Entry (i, j) is true if a sample of the batch has the video of sample ``rows[i]`` and the text of sample j. Exchange
-    the first two arguments to get texts by videos.
+    A sample is a pair of a video and a text; videos and texts may occur in several samples. Entry (i, j) is true if any
+    sample has both the video of sample ``rows[i]`` and the text of sample j. Exchange the first two arguments to get
+    texts by videos.
 
     Args:
         video_index: int64 (B,), equal for equal videos.
@@ -112,7 +113,10 @@ class SimilarityScale(nn.Module):
         return similarities + self.bias if self._loss == "sigmoid" else similarities
 
     def bound_gradients(self) -> None:
-        """Set the scale's gradient to 0 if a step would leave ``LOG_SCALE_BOUNDS``; once per effective batch."""
+        """Set the gradient of the log scale to 0 if a descent step would leave ``LOG_SCALE_BOUNDS``.
+
+        Call it once per effective batch, before the optimiser's step.
+        """
         value, gradient = self.log_scale.detach(), self.log_scale.grad
         if gradient is not None:
             low, high = LOG_SCALE_BOUNDS
@@ -121,13 +125,15 @@ class SimilarityScale(nn.Module):
     def contrastive(
         self, video: Tensor, text: Tensor, video_index: Tensor, text_index: Tensor, rows: range | None = None
     ) -> Tensor:
-        """Return the part of the contrastive loss that belongs to the samples ``rows``, a scalar.
+        """Return the contrastive loss of the samples ``rows`` against all B samples, a scalar.
+
+        The sum over disjoint ``rows`` that cover the batch is the loss of the batch.
 
         Args:
             video: unit vectors (B, E) of the videos of all samples.
             text: unit vectors (B, E) of the texts of all samples.
-            video_index: int64 (B,), as for ``positive_pairs``.
-            text_index: int64 (B,), as for ``positive_pairs``.
+            video_index: int64 (B,), equal for equal videos.
+            text_index: int64 (B,), equal for equal texts.
             rows: indices of the samples; None: all B.
         """
         of_all = rows is None or len(rows) == len(video)
@@ -186,7 +192,7 @@ class NetworkPlan:
 class VideoEncoder(nn.Module):
     """A detector's trunk (its network without head), followed by a transformer over the features of the frames.
 
-    With a trunk on whole clips the transformer gets a single vector per clip.
+    A trunk on whole clips gives the transformer a single vector per clip.
     """
 
     def __init__(self, plan: NetworkPlan) -> None:
@@ -214,7 +220,7 @@ class VideoEncoder(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """A small transformer over a text's tokens; the features of a text are the mean of its outputs."""
+    """A small transformer over a text's tokens; the features of a text are the mean of its states over the tokens."""
 
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__()
@@ -224,7 +230,10 @@ class TextEncoder(nn.Module):
         self.transformer = Transformer(plan.width, plan.heads, plan.layers, plan.max_tokens)
 
     def forward(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return text features (B, W) of ``tokens`` int64 (B, L) in ``tensors``; padding is ignored."""
+        """Return features (B, W) of the B texts whose token ids are ``tensors["tokens"]``, int64 (B, L).
+
+        Padding is ignored.
+        """
         tokens = tensors["tokens"]
         padding = tokens == self._padding
         states = self.transformer(self.embedding(tokens), padding[:, None, :])
@@ -233,7 +242,7 @@ class TextEncoder(nn.Module):
 
 
 class JointSpace(nn.Module):
-    """Maps videos and texts to one space: a text encoder, two projections, and the scale of similarities."""
+    """Maps videos and texts to vectors in a common space: a text encoder, two projections, and a similarity scale."""
 
     def __init__(self, plan: NetworkPlan, kind: Literal["softmax", "sigmoid"]) -> None:
         super().__init__()
@@ -251,12 +260,15 @@ class JointSpace(nn.Module):
         return F.normalize(self.text_projection(self.text(tensors)).float(), dim=1)
 
     def forward(self, memory: Tensor, tensors: Mapping[str, Tensor]) -> Outputs:
-        """Return ``video_embedding`` and ``text_embedding`` (B, E), as ``of_videos`` and ``of_texts``."""
+        """Return a mapping with ``video_embedding`` and ``text_embedding``, unit vectors float32 (B, E).
+
+        Arguments are those of ``of_videos`` and ``of_texts``.
+        """
         return {"video_embedding": self.of_videos(memory), "text_embedding": self.of_texts(tensors)}
 
 
 class VideoTextNetwork(nn.Module):
-    """The network of a plan: a video encoder, with a joint space and a caption decoder where the plan has them."""
+    """The network of a plan: a video encoder, and where the plan has them a joint space and a caption decoder."""
 
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__()

@@ -43,8 +43,7 @@ class TextTokenizer:
         """Learn a vocabulary of at most ``vocabulary_size`` tokens, marks included.
 
         The order of ``texts`` does not matter. Pairs of tokens that occur only once are not merged, because this would
-        only memorise texts.
-        ``vocabulary_size`` must be at least ``SMALLEST_VOCABULARY``.
+        only memorise texts. ``vocabulary_size`` must be at least ``SMALLEST_VOCABULARY``.
         """
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -77,7 +76,7 @@ class TextTokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        """Return the number of ids."""
+        """Return the number of token ids, marks included."""
         return NUM_MARKS + int(self._byte_pairs.get_vocab_size())
 
     @property
@@ -86,9 +85,10 @@ class TextTokenizer:
         return sha256_of_json(self._document())
 
     def encode(self, texts: Sequence[str], max_tokens: int) -> Tensor:
-        """Return ids int64 (B, max_tokens): ``BEGIN``, the text's tokens, ``END``, then ``PAD``. Long texts are cut.
+        """Return the token ids of B texts, int64 (B, max_tokens).
 
-        ``max_tokens`` must be at least 2.
+        A row is ``BEGIN``, the text's tokens, ``END``, then ``PAD``. Long texts are cut. ``max_tokens`` must be at
+        least 2.
 
         Raises:
             UnicodeEncodeError: a text holds lone surrogates, which UTF-8 cannot encode.
@@ -100,11 +100,14 @@ class TextTokenizer:
         return ids
 
     def num_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of ids of each uncut text, beginning and end included."""
+        """Return the number of token ids of every text if it is not cut, with the marks of beginning and end."""
         return [len(self._tokens(text)) + 2 for text in texts]
 
     def decode(self, ids: Tensor | Sequence[int]) -> str:
-        """Return the text of ids (L,) up to the first ``END``. Other marks are skipped, broken UTF-8 is U+FFFD."""
+        """Return the text of token ids (L,) up to the first ``END``.
+
+        Other marks are skipped; invalid UTF-8 becomes U+FFFD.
+        """
         numbers = [int(number) for number in ids]
         if END in numbers:
             numbers = numbers[: numbers.index(END)]

@@ -1,6 +1,6 @@
 """Text encoders of the transformers package, from a local folder; the package is imported on use.
 
-Nothing is fetched, and no code of the folder is run.
+Nothing is downloaded, and no code in the folder is run.
 """
 
 import inspect
@@ -43,7 +43,7 @@ class TransformersEncoder(nn.Module):
         self.train()
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; the encoder stays in evaluation mode."""
+        """Set training or evaluation mode of this module; the pretrained encoder in it stays in evaluation mode."""
         super().train(mode)
         self.encoder.eval()
         return self
@@ -61,10 +61,13 @@ class TransformersEncoder(nn.Module):
 
 
 def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[str, Tensor]:
-    """Return ``encoder_tokens`` and ``encoder_there`` int64 (N, L) of N texts, by the tokenizer in ``folder``.
+    """Tokenize N texts by the tokenizer in ``folder``.
 
-    The first are token ids; the second is 1 for a token and 0 for padding. Texts are cut at ``max_tokens`` tokens, or
-    at the encoder's limit if that is lower.
+    Texts are cut at ``max_tokens`` tokens, or at the encoder's limit if that is lower.
+
+    Returns:
+        A mapping with ``encoder_tokens``, the token ids, and ``encoder_there``, 1 for a token and 0 for padding. Both
+        are int64 (N, L), where L is the length of the longest text.
 
     Raises:
         UsageError: transformers is missing or does not work, the folder does not exist or holds no text model, or its
@@ -86,7 +89,7 @@ def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[
 
 
 def encoder_fingerprint(folder: str) -> list[list[str]]:
-    """Return a pair [name, hex SHA-256] for every file in ``folder``, sorted by name."""
+    """Return what identifies an encoder: a pair [name, hexadecimal SHA-256] per file in ``folder``, sorted by name."""
     files = sorted(path for path in Path(folder).iterdir() if path.is_file())
     return [[path.name, sha256_of_file(path)] for path in files]
 

@@ -1,1 +1,1 @@
-"""Published networks on whole clips, from torchvision, pytorchvideo and transformers."""
+"""Published networks on whole clips, from the packages torchvision, pytorchvideo and transformers."""

@@ -79,7 +79,7 @@ class SlowFastTrunk(PytorchvideoTrunk):
 
 
 class _PooledPaths(nn.Module):
-    """Return the means of both paths over time and space, concatenated to (B, F, 1, 1, 1)."""
+    """A layer that averages both paths over time and space, and concatenates the means to (B, F, 1, 1, 1)."""
 
     def forward(self, paths: list[Tensor]) -> Tensor:
         return torch.cat([path.mean((2, 3, 4), keepdim=True) for path in paths], dim=1)
@@ -97,7 +97,8 @@ def without_class_layer(network: Any) -> tuple[int, tuple[nn.Module, ...], bool]
     """Remove the class layer of ``network`` in place.
 
     Returns:
-        The number of features, the blocks that can be recomputed, and whether the network has two paths (SlowFast).
+        A tuple: the number of features, the blocks that gradient checkpointing can recompute, and whether the network
+        has two paths (SlowFast).
     """
     for part in network.modules():
         if type(part).__name__ == "MultiPathWayWithFuse":

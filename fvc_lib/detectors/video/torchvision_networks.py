@@ -73,7 +73,7 @@ def without_class_layer(network: Any) -> tuple[nn.Module, int, tuple[nn.Module, 
     """Remove the class layer of ``network`` in place.
 
     Returns:
-        The network, its number of features, and the blocks that gradient checkpointing can recompute.
+        A tuple: the network, its number of features, and the blocks that gradient checkpointing can recompute.
     """
     if hasattr(network, "fc"):
         size = network.fc.in_features

@@ -17,7 +17,10 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 @dataclass(frozen=True)
 class _Kind:
-    """The names of a network's classes and settings in the transformers package, and its colour statistics."""
+    """Names by which the transformers package calls a network's classes and settings, and its colour statistics.
+
+    ``colours`` are mean and standard deviation of red, green and blue, as fractions of white.
+    """
 
     model: str
     config: str
@@ -75,7 +78,14 @@ _BIBTEX = {
 
 
 class TransformersTrunk(Trunk):
-    """A network for video classification whose class layer is replaced by the identity."""
+    """A network for video classification whose class layer is replaced by the identity, so that it returns features.
+
+    Args:
+        network: the network of the transformers package.
+        num_features: F, number of features of a clip.
+        pixels: name of the argument by which ``network`` takes the clip.
+        options: further arguments of ``Trunk``.
+    """
 
     def __init__(self, network: nn.Module, num_features: int, *, pixels: str, **options: Any) -> None:
         super().__init__(network, num_features, **options)
