@@ -6,9 +6,9 @@ as fake as the new video. The p-value of "fake" is the share of fakes that look 
 where its p-value is at most the error rate. If exactly one answer remains, it is the verdict; otherwise the video is
 undecided.
 
-Then at most about that share of the reals is called fake, and at most about that share of the fakes is called real,
-however bad the network is. A network that knows nothing calls the same share of both classes fake.
-``answers_that_tell`` returns the answers that the right class gets more often than the wrong class.
+With an error rate of 5%, at most about 5% of the reals are called fake, and at most about 5% of the fakes are called
+real, however bad the network is. But a network that knows nothing calls equal shares of both classes fake. So
+``answers_that_tell`` checks which answers the right class gets more often than the wrong class.
 
 Videos of one group (near-duplicates, say) are not independent. So each group has one vote per class, divided equally
 among its videos of that class. A new video is compared with the witnesses of fold k by scores of the network of fold
@@ -53,7 +53,7 @@ class Witnesses:
 
 
 def witnesses(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, folds: ArrayLike) -> Witnesses:
-    """Return ``Witnesses`` of N videos; each group has one vote per label.
+    """Return ``Witnesses`` of N videos with known labels, in which each group has one vote per label.
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
@@ -74,16 +74,19 @@ def witnesses(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, folds: Ar
 
 @dataclass(frozen=True)
 class PValues:
-    """The p-values of both answers for M videos, both float64 (M,) in (0, 1]; a small p-value rules the answer out."""
+    """The p-values of the answers "real" and "fake" for M videos; a small p-value rules the answer out.
+
+    Both arrays are float64 (M,), in (0, 1].
+    """
 
     real: FloatArray
     fake: FloatArray
 
     def answers(self, rates: tuple[float, float]) -> list[str]:
-        """Return ``fake``, ``real`` or ``undecided`` for each video.
+        """Return ``fake``, ``real`` or ``undecided`` for each of the M videos.
 
-        ``rates`` are the largest share of the reals that may be called fake, and the largest share of the fakes that
-        may be called real.
+        ``rates`` are the two error rates: the largest share of the reals that may be called fake, and the largest share
+        of the fakes that may be called real.
         """
         of_reals, of_fakes = rates
         # Shares of counts: 1 of 20 must not fail 0.05 by rounding.
@@ -119,15 +122,19 @@ def p_values(known: Witnesses, scores: ArrayLike) -> PValues:
 
 
 def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray) -> FloatArray:
-    """Return for every new score the summed votes of known videos that look at most as typical of class ``label``.
+    """Return for every new video the sum of votes of the known videos that are at most as typical of their class.
 
-    The result is float64 (M,).
+    For label 0 these are the reals whose score is at least the new one. For label 1 they are the fakes whose score is
+    at most the new one.
 
     Args:
-        label: 0: sum over reals whose score is at least the new one; 1: over fakes whose score is at most the new one.
+        label: 0 (real) or 1 (fake).
         scores: float64 (N,), scores of known videos of class ``label``.
-        weights: float64 (N,), their votes.
+        weights: float64 (N,), votes of these videos.
         new: float64 (M,), the new scores.
+
+    Returns:
+        float64 (M,).
     """
     order = np.argsort(scores, kind="stable")
     ascending, summed = scores[order], np.append(0.0, weights[order].cumsum())
@@ -137,10 +144,10 @@ def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray)
 
 
 def left_out_p_values(known: Witnesses, groups: ArrayLike) -> PValues:
-    """Return the p-values (N,) of the known videos, each compared with the videos of all other groups.
+    """Return the p-values of the known videos themselves, (N,): a video is compared with those of all other groups.
 
-    They show how often the rule errs and abstains on videos with known labels. Scores of different networks are
-    compared with each other.
+    From them follows how often answers are wrong or undecided on videos with known labels. Scores of different networks
+    are compared with each other.
 
     Args:
         known: N videos with known labels.
@@ -164,15 +171,16 @@ def left_out_p_values(known: Witnesses, groups: ArrayLike) -> PValues:
 
 
 def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05) -> frozenset[str]:
-    """Return the answers that the right class gets more often than the wrong class, by more than chance.
+    """Return the answers, ``real`` or ``fake``, that the right class gets significantly more often than the wrong one.
 
-    The test is Fisher's exact test, one-sided, with one vote per group. A small error rate alone does not show that a
-    network knows anything: a network that knows nothing keeps it too, and calls equal shares of both classes fake.
+    The test is Fisher's exact test, one-sided, with one vote per group. Keeping to a small error rate does not show
+    that a network knows anything. A network that knows nothing keeps to it too: it calls equal shares of both classes
+    fake.
 
     Args:
         known: N videos with known labels.
-        answers: (N,), the answer for each video by comparison with all other groups (``left_out_p_values``).
-        level: significance level: the largest probability of returning an answer of a network that knows nothing.
+        answers: N texts, the answer for each video by comparison with all other groups (``left_out_p_values``).
+        level: significance level: the largest probability that an answer is returned for a network that knows nothing.
     """
     from scipy.stats import hypergeom  # half a second to load
 
@@ -188,9 +196,9 @@ def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05)
 
 @dataclass(frozen=True)
 class AbstentionRates:
-    """How often videos with known labels are called wrong or undecided.
+    """How often videos with known labels get the wrong answer or none.
 
-    Each group has one vote per class. A rate is NaN where no group has videos of its class.
+    Each group has one vote per class. A rate is NaN where there are no videos of its class.
 
     Attributes:
         called_fake: share of the reals that are called fake.
@@ -206,7 +214,7 @@ class AbstentionRates:
 
 
 def abstention_rates(known: Witnesses, answers: list[str]) -> AbstentionRates:
-    """Return the rates of ``answers`` (N,), the answers for the videos of ``known``."""
+    """Return how often the N ``answers`` for the videos ``known`` are wrong or undecided."""
     given = np.array(answers)
 
     def share(labels: list[int], answer: str) -> float:

@@ -1,4 +1,4 @@
-"""Calibrate scores, and combine the calibrated scores of several detectors.
+"""Calibrate scores (turn them into probabilities of fake), and combine the scores of several detectors.
 
 A reliability diagram has ten bins of equal width over [0, 1]: bin k is [k / 10, (k + 1) / 10); the last includes 1.
 """
@@ -47,12 +47,16 @@ class ReliabilityBins:
 
 
 def bin_of(scores: FloatArray) -> IntArray:
-    """Return the number of the bin, 0 to 9, of each probability: int64 (N,)."""
+    """Return for each probability ``scores`` (N,) the number of its bin in the diagram, 0 to 9, int64 (N,)."""
     return np.searchsorted(_INNER_EDGES, scores, side="right").astype(np.int64)
 
 
 def reliability_bins(labels: ArrayLike, scores: ArrayLike) -> ReliabilityBins:
-    """Return counts, mean score and share of fakes per bin of ``scores`` (N,).
+    """Return the reliability diagram of N videos: count, mean score and share of fakes in each of ten bins.
+
+    Args:
+        labels: int (N,) of 0 (real) and 1 (fake).
+        scores: float (N,), probabilities of fake.
 
     Raises:
         ValueError: labels are not 0 and 1, or scores are not N probabilities.
@@ -68,10 +72,10 @@ def reliability_bins(labels: ArrayLike, scores: ArrayLike) -> ReliabilityBins:
 
 
 def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
-    """Return float64 (N, 11): ten columns for the bins, and a column of ones.
+    """Return the columns whose sums the calibration error is computed from, float64 (N, 11).
 
-    Each row has its score minus its label in the column of its bin, and 0 in the other nine. The sum of the ones is
-    the divisor of the calibration error.
+    The first ten columns belong to the bins. A row has its score minus its label in the column of its bin, and 0 in the
+    other nine. The last column is 1, so its sum is the divisor.
     """
     columns = np.zeros((scores.size, NUM_BINS + 1))
     columns[np.arange(scores.size), bin_of(check_probabilities(scores))] = scores - labels
@@ -85,12 +89,13 @@ def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
 )  # fmt: skip
 @partial(SumsMetric, _excess_by_bin, bounds=SHARE, is_distance=True)
 def expected_calibration_error(sums: FloatArray) -> FloatArray:
-    """Return the absolute difference of mean score and share of fakes, averaged over bins by weight; lower is better.
+    """Return the mean absolute difference, over ten bins, of a bin's mean score and its share of fakes.
 
-    Scores are probabilities of fake, not the larger of two probabilities. The bins are fixed, so they are the same
-    in every half-sample of the groups. The error is biased upwards in small samples: a calibrated score has an error
-    above 0 too. It is also defined where only one class occurs. Source: M. P. Naeini et al., "Obtaining well calibrated
-    probabilities using Bayesian binning", AAAI 2015.
+    Lower is better. A bin's weight in the mean is the total weight of its videos. Scores are probabilities of fake, not
+    the larger of two probabilities. The bins are fixed, so they are the same in every half-sample of the groups. The
+    error is biased upwards in small samples: a calibrated score has an error above 0 too. It is also defined where only
+    one class occurs. Source: M. P. Naeini et al., "Obtaining well calibrated probabilities using Bayesian binning",
+    AAAI 2015.
 
     Raises:
         ValueError: scores outside [0, 1].
@@ -109,8 +114,8 @@ def fit_temperature(labels: ArrayLike, logits: ArrayLike) -> float:
     gave a lower Brier score on new videos than Platt's softened labels.)
 
     Likelihood and prior are log-concave in 1 / T, so the derivative has one root. It is found by bisection in log T;
-    the order of the rows does not matter. Where the best T lies outside the range, the nearest end is returned: the
-    upper one for logits that rank fakes below reals. With one class T is 1, which leaves the logits unchanged.
+    the order of the rows does not matter. If the best T lies outside the range, the nearest end is returned. For logits
+    that rank fakes below reals this is the upper end. With one class T is 1, which leaves the logits unchanged.
 
     Call it on the inner validation part only.
 
@@ -159,7 +164,7 @@ def fit_class_temperature(classes: ArrayLike, logits: ArrayLike) -> float:
 
 
 def class_probabilities(logits: ArrayLike, temperature: float) -> FloatArray:
-    """Return ``softmax(logits / temperature)``, float64 (N, C), of float (N, C)."""
+    """Return ``softmax(logits / temperature)`` over C classes, float64 (N, C), of ``logits`` float (N, C)."""
     scaled = np.asarray(logits, dtype=np.float64) / temperature
     powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
     shares: FloatArray = powers / powers.sum(axis=1, keepdims=True)
@@ -167,7 +172,10 @@ def class_probabilities(logits: ArrayLike, temperature: float) -> FloatArray:
 
 
 def _root(slope: Callable[[float], float]) -> float:
-    """Return the temperature in the range where the falling ``slope`` is 0, or the nearest end of the range."""
+    """Return the temperature in [0.05, 20] where ``slope`` is 0, or the nearest end of this range.
+
+    ``slope`` is a function of the temperature that falls.
+    """
     low, high = np.log(LOWEST_TEMPERATURE), np.log(HIGHEST_TEMPERATURE)
     if slope(LOWEST_TEMPERATURE) <= 0:
         return LOWEST_TEMPERATURE
@@ -211,7 +219,10 @@ def _sigmoid(logits: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Stacking:
-    """A linear combination of log odds: ``intercept`` plus the log odds of C detectors times ``weights`` (C,)."""
+    """A linear combination of the log odds that C detectors give to a video.
+
+    It is ``intercept`` plus the sum of log odds times ``weights`` (C,).
+    """
 
     weights: FloatArray
     intercept: float
@@ -222,10 +233,13 @@ class Stacking:
 
 
 def mean_log_odds(log_odds: ArrayLike) -> FloatArray:
-    """Return the log odds (N,) of the mean probability over C detectors, given their log odds, float (N, C).
+    """Return the log odds of the mean probability of C detectors, float64 (N,).
 
-    NaN marks a missing probability: the mean is over the others, and NaN where all are missing. The result is exact
-    also where probabilities would round to 0 or 1.
+    The result is exact also where probabilities would round to 0 or 1.
+
+    Args:
+        log_odds: float (N, C), log odds of fake by each detector. NaN marks a missing detector: the mean is over the
+            others, and NaN where all are missing.
     """
     values = np.asarray(log_odds, dtype=np.float64)
     there = ~np.isnan(values)
@@ -237,11 +251,11 @@ def mean_log_odds(log_odds: ArrayLike) -> FloatArray:
 
 
 def fit_stacking(labels: ArrayLike, log_odds: ArrayLike, weights: ArrayLike) -> Stacking:
-    """Return the ``Stacking`` of C detectors that fits ``labels`` best, with weights of at least 0 and near 1 / C.
+    """Fit the combination of C detectors that predicts ``labels`` best: a logistic regression of their log odds.
 
-    The loss is the negative log-likelihood plus a penalty: half of the squared intercept, and for each weight half of
-    the squared difference from 1 / C times the mean square of all log odds. The loss is convex. With one class, or no
-    video, weights are 1 / C and the intercept is 0.
+    Weights are at least 0 and are drawn to 1 / C by a penalty. The loss is the negative log-likelihood, plus half of
+    the squared intercept, plus a term for every weight. This term is half of (weight - 1 / C) squared times the mean
+    square of all log odds. The loss is convex. With one class, or no video, weights are 1 / C and the intercept is 0.
 
     Sources: D. H. Wolpert, "Stacked generalization", Neural Networks 5 (1992); for weights of at least 0, L. Breiman,
     "Stacked regressions", Machine Learning 24 (1996).

@@ -1,8 +1,9 @@
-"""Metrics of two-class decisions; every metric is defined for rows with weights.
+"""Metrics of two classes, real (0) and fake (1); every metric takes row weights.
 
 The weights decide what is computed. With all weights 1 it is the plain value. With weights of 1 / group size every
-group has one vote. With weights of 0 and 1 it is the value in a half-sample of the groups. The definition of a metric
-takes R sets of weights (R, N) and returns R values (R,). ``Metric`` turns a definition into a public function.
+group (videos that belong together) has one vote. With weights of 0 and 1 it is the value in a half-sample of the
+groups. The definition of a metric takes R sets of weights (R, N) and returns R values (R,). ``Metric`` turns a
+definition into a public function.
 """
 
 import functools
@@ -25,10 +26,11 @@ ANY_NUMBER: Bounds = (-np.inf, np.inf)
 
 
 class Metric:
-    """A metric, called with ``labels`` (N,) and ``scores`` (N,); some metrics take decisions of 0 and 1 as scores.
+    """A metric that is called like a function, ``metric(labels, scores, weights=None)``.
 
-    The call returns a float, or with ``weights`` (..., N) an array of shape (...). All metrics raise the errors of
-    ``check_labels`` and ``check_scores``.
+    ``labels`` (N,) are 0 (real) or 1 (fake). ``scores`` (N,) are scores, or decisions of 0 and 1 for metrics of
+    decisions. The call returns a float, or with ``weights`` (..., N) an array of shape (...). All metrics raise the
+    errors of ``check_labels`` and ``check_scores``.
 
     Args:
         definition: function of labels int64 (N,), scores float64 (N,) and weights float64 (R, N) that returns (R,).
@@ -62,13 +64,15 @@ class Metric:
 
 
 class SumsMetric(Metric):
-    """A metric that is computed from weighted sums of columns.
+    """A metric that is computed from weighted sums over the rows.
 
-    The sums can be computed once per group and then added for every half-sample of the groups, which saves time.
+    The sums can be computed once per group and then added for every half-sample of the groups, which saves time. A mean
+    error, for example, is the sum of the errors divided by the sum of ones.
 
     Args:
-        columns: function of labels (N,) and scores (N,) that returns float64 (N, C).
-        of_sums: function of the columns' sums (R, C) under R sets of weights that returns (R,).
+        columns: function of labels (N,) and scores (N,) that returns the C numbers of each row to be summed, float64
+            (N, C).
+        of_sums: function of the weighted sums (R, C), for R sets of row weights, that returns the metric (R,).
         bounds: see ``Metric``.
         is_distance: see ``Metric``.
     """
@@ -131,7 +135,10 @@ def divide(numerator: FloatArray, denominator: FloatArray, undefined: float = np
 
 @dataclass(frozen=True)
 class ConfusionCurve:
-    """Weighted counts at the K distinct scores as thresholds, strictest first, for R sets of row weights."""
+    """Weighted counts of true and false positives at K thresholds, for R sets of row weights.
+
+    The thresholds are the distinct scores, highest first.
+    """
 
     thresholds: FloatArray  # float64 (K,), descending
     true_positives: FloatArray  # float64 (R, K), weight of the fakes with a score at or above the threshold
@@ -149,18 +156,25 @@ class ConfusionCurve:
 
     @property
     def true_positive_rates(self) -> FloatArray:
-        """Return the share of fakes called fake, (R, K + 1), from 0 (nothing called fake) to 1; NaN without fakes."""
+        """Return the share of fakes called fake at each threshold, (R, K + 1); NaN without fakes.
+
+        Before the K thresholds comes a column of 0, where nothing is called fake. The last column is 1.
+        """
         return np.pad(divide(self.true_positives, self.num_fake[:, None]), ((0, 0), (1, 0)))
 
     @property
     def false_positive_rates(self) -> FloatArray:
-        """Return the share of reals called fake, (R, K + 1), from 0 (nothing called fake) to 1; NaN without reals."""
+        """Return the share of reals called fake at each threshold, (R, K + 1); NaN without reals.
+
+        Before the K thresholds comes a column of 0, where nothing is called fake. The last column is 1.
+        """
         return np.pad(divide(self.false_positives, self.num_real[:, None]), ((0, 0), (1, 0)))
 
     def counts_at(self, points: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return ``(true_positives, false_positives)``, both float64 (R,), for one threshold per set of weights.
+        """Return ``(true_positives, false_positives)``, both float64 (R,), at a chosen threshold per set of weights.
 
-        ``points`` int64 (R,) are indices into ``thresholds``; where the index is -1, nothing is called fake.
+        ``points`` int64 (R,) are indices into ``thresholds``. The index -1 stands for calling nothing fake, with counts
+        of 0.
         """
         cells = np.arange(points.size), np.maximum(points, 0)
         called = points >= 0
@@ -183,12 +197,12 @@ def confusion_curve(labels: IntArray, scores: FloatArray, weights: FloatArray) -
 class CurveMetric(Metric):
     """A metric that is computed from a confusion curve, with values in [0, 1].
 
-    The value is NaN with fewer than ``fewest_reals`` reals. This is decided once, on all rows. In half-samples the
-    metric is computed with any number of reals: an interval from half-samples with many reals alone would be biased.
+    The value is NaN if there are fewer than ``fewest_reals`` reals among all rows. In half-samples the metric is
+    computed with any number of reals: an interval from only those half-samples that have many reals would be biased.
 
     Args:
-        of_curve: function of a ``ConfusionCurve`` that returns (R,).
-        fewest_reals: least weight of all reals.
+        of_curve: function of a ``ConfusionCurve`` that returns the metric (R,).
+        fewest_reals: least sum of the weights of all reals.
     """
 
     def __init__(self, of_curve: Callable[[ConfusionCurve], FloatArray], fewest_reals: float = 0.0) -> None:
@@ -235,10 +249,11 @@ def roc_auc(curve: ConfusionCurve) -> FloatArray:
 )  # fmt: skip
 @CurveMetric
 def average_precision(curve: ConfusionCurve) -> FloatArray:
-    """Return precision averaged over the recall gained at each distinct score: the sum of (R_k - R_(k-1)) P_k.
+    """Return the average precision of the fakes: the sum over thresholds k of (R_k - R_(k-1)) P_k.
 
-    Not interpolated (trapezoids would be optimistic, Davis and Goadrich 2006), as in scikit-learn. Its chance
-    level is the share of fakes. NaN if only one class occurs.
+    P_k and R_k are precision and recall at the k-th highest distinct score. As in scikit-learn, the curve is not
+    interpolated (trapezoids would be optimistic, Davis and Goadrich 2006). The chance level is the share of fakes. NaN
+    if only one class occurs.
     """
     true_positives = curve.true_positives
     # Where nothing is called fake yet (rows of weight 0), no recall is gained either: 0 / tiny.
@@ -271,10 +286,11 @@ def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
 
 
 def _largest_rate(curve: ConfusionCurve, false_positive_rate: float) -> FloatArray:
-    """Return the largest share of fakes found with at most ``false_positive_rate`` of the reals called fake.
+    """Return the largest share of fakes called fake at a threshold with few enough false positives, (R,).
 
-    The value is reached by a threshold and not interpolated. With fewer than 1 / ``false_positive_rate`` reals no false
-    positive is allowed at all. NaN if only one class occurs.
+    At most ``false_positive_rate`` of the reals, 0 to 1, may be called fake. The value is reached by a threshold and
+    not interpolated. With fewer than 1 / ``false_positive_rate`` reals no false positive is allowed at all. NaN if only
+    one class occurs.
     """
     # Counts, not rates, are compared: 1 of 20 must not fail 0.05 by rounding.
     allowed = false_positive_rate * curve.num_real * (1 + 1e-12)
@@ -289,7 +305,7 @@ def _largest_rate(curve: ConfusionCurve, false_positive_rate: float) -> FloatArr
 )  # fmt: skip
 @CurveMetric
 def true_positive_rate_at_5_percent(curve: ConfusionCurve) -> FloatArray:
-    """Return the largest share of fakes found with at most 5 % of the reals called fake."""
+    """Return the largest share of fakes called fake at a threshold that calls at most 5 % of the reals fake."""
     return _largest_rate(curve, 0.05)
 
 
@@ -300,7 +316,10 @@ def true_positive_rate_at_5_percent(curve: ConfusionCurve) -> FloatArray:
 )  # fmt: skip
 @partial(CurveMetric, fewest_reals=100)
 def true_positive_rate_at_1_percent(curve: ConfusionCurve) -> FloatArray:
-    """Return the largest share of fakes found with at most 1 % of the reals called fake; NaN below 100 reals."""
+    """Return the largest share of fakes called fake at a threshold that calls at most 1 % of the reals fake.
+
+    NaN below 100 reals.
+    """
     return _largest_rate(curve, 0.01)
 
 
@@ -311,7 +330,10 @@ def true_positive_rate_at_1_percent(curve: ConfusionCurve) -> FloatArray:
 )  # fmt: skip
 @partial(CurveMetric, fewest_reals=1000)
 def true_positive_rate_at_0_1_percent(curve: ConfusionCurve) -> FloatArray:
-    """Return the largest share of fakes found with at most 0.1 % of the reals called fake; NaN below 1,000 reals."""
+    """Return the largest share of fakes called fake at a threshold that calls at most 0.1 % of the reals fake.
+
+    NaN below 1,000 reals.
+    """
     return _largest_rate(curve, 0.001)
 
 
@@ -338,7 +360,11 @@ def partial_auc(curve: ConfusionCurve) -> FloatArray:
 
 
 def _cells(labels: IntArray, decisions: FloatArray) -> FloatArray:
-    """Return columns (N, 4) of 0 and 1: hit (a fake called fake), miss, false alarm, correct rejection."""
+    """Return four columns of 0 and 1, float64 (N, 4), with a single 1 per row.
+
+    The columns are hit (a fake called fake), miss (a fake called real), false alarm (a real called fake) and correct
+    rejection (a real called real). ``decisions`` (N,) are 1 for fake and 0 for real.
+    """
     if not np.isin(decisions, (0, 1)).all():
         raise ValueError("decisions: got other values than 0 and 1; use thresholds.decide(scores, threshold) first.")
     fake, called = labels == 1, decisions == 1
@@ -346,7 +372,7 @@ def _cells(labels: IntArray, decisions: FloatArray) -> FloatArray:
 
 
 def _squared_errors(labels: IntArray, scores: FloatArray) -> FloatArray:
-    """Return two columns, float64 (N, 2): the squared error, and 1, whose sum is the divisor."""
+    """Return two columns whose sums the Brier score is computed from, float64 (N, 2): the squared error, and 1."""
     return _with_ones((check_probabilities(scores) - labels) ** 2)
 
 
@@ -458,9 +484,9 @@ def decide(scores: ArrayLike, threshold: ArrayLike) -> IntArray:
 def best_threshold(labels: ArrayLike, scores: ArrayLike) -> float:
     """Return the threshold in [0, 1] with the highest balanced accuracy on ``labels`` (N,) and ``scores`` (N,).
 
-    Candidates lie midway between neighbouring distinct scores, and between the outermost scores and 0 or 1. So no
-    video's score equals the threshold. Of equally good candidates the nearest to 0.5 is returned, then the lower one;
-    the order of the rows does not matter. With one class the threshold is 0.5.
+    Candidates lie midway between neighbouring distinct scores, and between the outermost scores and 0 or 1. Of equally
+    good candidates the one nearest to 0.5 is returned; of two equally near ones, the lower. The order of the rows does
+    not matter. With one class the threshold is 0.5.
 
     Call it on the inner validation part only.
 
@@ -482,9 +508,10 @@ def best_threshold(labels: ArrayLike, scores: ArrayLike) -> float:
 
 
 def _midpoints(descending: FloatArray) -> FloatArray:
-    """Return thresholds (K + 1,): ``[k]`` separates the k highest of K distinct scores from the rest.
+    """Return K + 1 thresholds between K distinct scores in [0, 1], which are given in descending order.
 
-    ``[0]`` calls nothing fake; it is infinite where the highest score is 1, since no threshold in [0, 1] does so.
+    Threshold k calls exactly the k highest scores fake. Threshold 0 calls nothing fake. It is infinite where the
+    highest score is 1, because no threshold in [0, 1] does so.
     """
     upper, lower = np.append(1.0, descending), np.append(descending, 0.0)
     middle = lower + (upper - lower) / 2

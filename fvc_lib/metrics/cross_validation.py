@@ -1,4 +1,4 @@
-"""Metrics of a cross-validation: from scores or decisions, within folds or over all of them.
+"""Metrics of a cross-validation, computed within each fold or once over all folds.
 
 - Ranking metrics are computed inside each fold and averaged; a fold's weight is its number of pairs of a fake and a
   real. ``within_folds`` explains why one ranking over all folds is wrong.
@@ -28,7 +28,7 @@ from fvc_lib.metrics.declaration import declarations
 
 
 def _declared(kind: str) -> dict[str, Metric]:
-    """Return the metric functions in ``fvc_lib.metrics.*`` that are declared with ``of_folds`` = ``kind``, by name."""
+    """Map names to the metrics in ``fvc_lib.metrics.*`` that are declared with ``of_folds=kind``."""
     known = [declared for declared in declarations() if declared.of_folds == kind]
     return {declared.name: declared.function for declared in known if isinstance(declared.function, Metric)}
 
@@ -38,11 +38,11 @@ METRICS = RANKING_METRICS | DECISION_METRICS | PROBABILITY_METRICS
 
 
 def within_folds(metric: Metric, folds: ArrayLike) -> Metric:
-    """Return a metric that computes ``metric`` inside each fold and averages over folds.
+    """Return a metric that computes ``metric`` inside each fold and averages the values over folds.
 
-    A fold's weight is its number of pairs of a fake and a real. A fold with one class, also in a half-sample, has no
-    pairs and does not count; NaN where no fold has pairs. For the AUC the average is the probability that a fake scores
-    above a real of the same fold.
+    A fold's weight in the average is its number of pairs of a fake and a real. So a fold with one class, also in a
+    half-sample, does not count. The value is NaN where no fold has both classes. For the AUC, the average is the
+    probability that a fake scores above a real of the same fold.
 
     Every fold has a different model, and their scores need not share a scale, so one ranking over all folds would
     compare across models. Even a constant score would look worse than chance, because a fold with more fakes leaves
@@ -57,7 +57,11 @@ def within_folds(metric: Metric, folds: ArrayLike) -> Metric:
     rows_of_fold = [np.flatnonzero(fold_of_row == fold) for fold in np.unique(fold_of_row)]
 
     def average(parts: Callable[[IntArray, FloatArray, FloatArray], tuple[FloatArray, FloatArray]]) -> Definition:
-        """Return a definition that averages over folds; ``parts`` returns a fold's values and weights, both (R,)."""
+        """Return a definition of a metric that averages over folds.
+
+        ``parts`` takes labels, scores and weights of the rows of a fold. It returns (values, pairs), both (R,): the
+        fold's values and their weights in the average, for R sets of row weights.
+        """
 
         @functools.wraps(metric)
         def averaged(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
@@ -85,11 +89,11 @@ def within_folds(metric: Metric, folds: ArrayLike) -> Metric:
 
 
 def mean_over_targets(metric: Metric, targets: ArrayLike, folds: ArrayLike | None = None) -> Metric:
-    """Return a metric that averages ``metric`` over targets; a target is, for example, a generator of fakes.
+    """Return a metric that averages ``metric`` over targets.
 
-    All targets count equally, however many rows they have. On all rows the mean is NaN if one target has no value. In
-    half-samples, where a class may be missing by chance, targets without a value are left out. A group with
-    rows in two targets is drawn for both or for neither.
+    A target is what a row tests, such as a generator of fakes. All targets count equally, however many rows they have.
+    On all rows the mean is NaN if any target has no value. In half-samples, where a class may be missing by chance,
+    targets without a value are left out. A group with rows in two targets is drawn for both or for neither.
 
     Args:
         metric: metric of one target.
@@ -121,9 +125,10 @@ def measure_over_folds(
     folds: ArrayLike,
     targets: ArrayLike | None = None,
 ) -> tuple[Metric, FloatArray]:
-    """Return ``(metric, values)`` for ``group_intervals``: the metric ``name`` over all folds, and its input.
+    """Return ``(metric, values)``: a metric of a cross-validation and its input, as ``group_intervals`` takes them.
 
-    The input, float64 (N,), holds ``scores``; for a metric of decisions it holds 1 (fake) and 0 (real).
+    A ranking metric is computed within folds and averaged; all others are computed once over all rows. ``values``,
+    float64 (N,), are the scores. For a metric of decisions they are the decisions, 1 (fake) or 0 (real).
 
     Args:
         name: a key of ``METRICS``.

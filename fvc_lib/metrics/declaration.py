@@ -68,13 +68,17 @@ def _import_declarations() -> None:
 
 
 def declarations() -> tuple[Declaration, ...]:
-    """Return all metrics, file by file in the order of their declarations."""
+    """Return the declarations of all metrics; those of a file are together, in the order of the file."""
     _import_declarations()
     return tuple(_DECLARED.values())
 
 
 def declaration(metric: str) -> Declaration | None:
-    """Return the declaration of a metric named as in a log, say ``text_to_video/recall@5``; None if unknown."""
+    """Return the declaration of a metric; None if no declaration fits.
+
+    ``metric`` is a name as in logs. It may have a prefix, a target or a number, such as ``text_to_video/recall@5`` or
+    ``mae_calories``. The result then has this name and a title that fits.
+    """
     _import_declarations()
     name = metric.rpartition("/")[2]
     if name in _DECLARED:

@@ -1,7 +1,8 @@
 """Floors of a result: AUCs that scores reach without telling real from fake.
 
-The first floor is the AUC for labels dealt at random to the groups; scores that have nothing to do with the labels
-reach it. The second is the AUC between two sources of real videos; scores that know where a video comes from reach it.
+The first floor is the AUC for labels that are dealt to the groups at random. Scores that have nothing to do with the
+labels reach it. The second floor is the AUC between two sources of real videos. Scores that recognise where a video
+comes from reach it. A group holds videos that belong together, such as near-duplicates.
 """
 
 from collections import Counter
@@ -17,11 +18,11 @@ from fvc_lib.metrics.intervals import Interval, group_codes, group_interval
 def shuffled_label_aucs(
     labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, *, num: int = 200, seed: int = 0
 ) -> FloatArray:
-    """Return the AUCs of scores for randomly dealt labels: float64 (num,), NaN where a deal has one class only.
+    """Return the AUC of the scores for each of ``num`` random deals of labels, float64 (num,).
 
-    Every group has a share of fakes among its rows. A deal permutes these shares among the groups. Every row is then
-    fake with a probability equal to the share that its group was dealt. The deals depend on ``seed``, ``labels`` and
-    ``groups`` only.
+    Every group has a share of fakes among its rows. A deal permutes these shares among the groups. A row then becomes
+    fake with a probability equal to the share that its group was dealt. The AUC is NaN where a deal has one class only.
+    The deals depend on ``seed``, ``labels`` and ``groups`` only.
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
@@ -55,11 +56,11 @@ _MOST_CELLS = 4_000_000  # largest number of draws times videos in memory at onc
 
 @dataclass(frozen=True)
 class SourceFloor:
-    """The AUC of a score between two sources of real videos.
+    """The AUC of a detector's scores between two sources of real videos.
 
-    A score that does not depend on the source has an AUC of 0.5. ``interval`` takes the source with the higher scores
-    as the positive class, so its value is at least 0.5. If its lower end is below 0.5, another sample might give the
-    other source the higher scores.
+    A score that does not depend on the source has an AUC of 0.5. The source with the higher scores is the positive
+    class, so the value of ``interval`` is at least 0.5. If its lower end is below 0.5, the other source might have the
+    higher scores in another sample.
     """
 
     higher: str  # source with the higher scores, whose videos the detector rather takes for fakes
@@ -119,16 +120,18 @@ def real_source_floor(
 def mean_lean(
     is_second: ArrayLike, scores: ArrayLike, folds: ArrayLike, targets: ArrayLike | None = None
 ) -> FloatArray:
-    """Return how far scores lean to one of two sources: the mean over folds of |AUC - 0.5|, float64 (R,).
+    """Return how well scores separate two sources of videos: the mean over folds of |AUC - 0.5|, float64 (R,).
 
-    A fold's weight is its number of pairs of the two sources, and all targets count equally, as in
-    ``cross_validation``. The absolute value is taken in every fold, because folds have different networks.
-    One network may score the first source higher, and another the second. A mean of the AUCs would hide that both
-    recognise sources.
+    The AUC is that between the two sources. 0 means that scores do not depend on the source; 0.5 is the largest value.
+    A fold's weight is its number of pairs of videos of the two sources. All targets count equally, as in
+    ``cross_validation``.
+
+    The absolute value is taken in every fold, because folds have different networks. One network may score the first
+    source higher, and another the second. A mean of the AUCs would hide that both recognise sources.
 
     Args:
-        is_second: bool (N,) or (R, N), whether a video is of the second source; R assignments of sources to videos; R
-            is 1 for shape (N,).
+        is_second: bool (N,), whether a video is of the second source; or (R, N) for R such assignments. R is 1 for
+            shape (N,).
         scores: float (N,).
         folds: (N,), fold of each video.
         targets: (N,), the target (such as a generator) that each video tests; None: one target.
@@ -163,11 +166,11 @@ def leans_by_chance(
     draws: int = 400,
     seed: int = 0,
 ) -> FloatArray:
-    """Return ``mean_lean`` for sources dealt at random to the groups of each fold, float64 (D,), D at most ``draws``.
+    """Return ``mean_lean`` for random deals of the sources to the groups of each fold, float64 (D,).
 
     These values show what chance alone gives, which is far above 0 where folds have few groups. A group with videos of
-    both sources is treated as two groups. Draws without a value, where no fold of a target has both sources, are left
-    out.
+    both sources is treated as two groups. Deals in which no fold of a target has both sources have no value. They are
+    left out, so D may be less than ``draws``.
 
     Args:
         is_second: bool (N,), whether a video is of the second source.

@@ -1,8 +1,9 @@
-"""Intervals over groups, from random half-samples of the groups.
+"""Confidence intervals of metrics, from random half-samples of the groups.
 
-A group holds videos that belong together, such as near-duplicates, so whole groups are drawn. Drawing single videos
-would treat fifteen copies of one clip as fifteen observations and give intervals that are far too narrow. The standard
-deviation over five folds gives no valid interval, since the folds share most of their training data.
+A group holds videos that belong together, such as near-duplicates. A half-sample holds half of the groups, whole. To
+draw single videos would treat fifteen copies of a clip as fifteen observations and give intervals that are far too
+narrow. The standard deviation over five folds gives no valid interval, because the folds share most of their training
+data.
 """
 
 import math
@@ -50,7 +51,7 @@ class GroupCounts:
 
     @property
     def comparisons(self) -> int:
-        """Return the number of disjoint pairs of a group with a real and another group with a fake, at least 1.
+        """Return the largest number of disjoint pairs of groups, one with a real and one with a fake; at least 1.
 
         With one class it is the number of groups.
         """
@@ -59,7 +60,7 @@ class GroupCounts:
 
 @dataclass(frozen=True)
 class Interval:
-    """A metric's value with its interval, which always contains it."""
+    """A metric's value with its confidence interval, which always contains the value."""
 
     value: float  # on all rows; NaN where the metric is undefined
     low: float  # lower end; NaN where ``value`` is NaN, or where a class has fewer than two groups
@@ -68,34 +69,33 @@ class Interval:
     num_rows: int  # number of rows
 
     def row(self) -> tuple[float | None, float | None, float | None, int, int]:
-        """Return ``(value, low, high, num_rows, num_groups)``, for the result tables; None for an undefined number."""
+        """Return ``(value, low, high, num_rows, num_groups)`` for the result tables; None for NaN or infinity."""
         value, low, high = (float(end) if np.isfinite(end) else None for end in (self.value, self.low, self.high))
         return value, low, high, self.num_rows, self.num_groups
 
 
 def group_interval(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, metric: Metric, **options: Any) -> Interval:
-    """Return ``metric`` with an interval over groups, from random half-samples of the groups.
+    """Return the value of ``metric`` and its confidence interval, from random half-samples of the groups.
 
     A half-sample holds half of the groups of each stratum. The strata are groups with reals only, with fakes only, and
-    with both. The mean squared difference of the half-samples' values from the value of all groups estimates the
-    variance plus the squared bias. This is the delete-half jackknife: J. Shao and C. F. J. Wu, "A general theory for
-    jackknife variance estimation", Annals of Statistics 17 (1989). It also holds for metrics that are not smooth, such
-    as a rate at a threshold. A bootstrap draws some groups twice, and so compares a real with the fake made from it
-    more often than the sample does. Its intervals can then miss the value itself.
+    with both. The metric is computed in every half-sample. The mean squared difference of these values from the value
+    of all groups estimates the variance plus the squared bias. This is the delete-half jackknife: J. Shao and C. F. J.
+    Wu, "A general theory for jackknife variance estimation", Annals of Statistics 17 (1989). It also holds for metrics
+    that are not smooth, such as a rate at a threshold. A bootstrap is not used: it draws some groups twice, and so
+    compares a real with the fake made from it more often than the sample does. Its intervals can then miss the value.
 
-    The distance of an end from the value is a quantile of Student's t times the root mean square of these differences.
-    For a metric with two finite bounds it is computed on the logit scale. For an AUC the variance is that of N. A.
-    Obuchowski, "Nonparametric analysis of clustered ROC curve data", Biometrics 53 (1997), up to terms that vanish as
-    groups get many. These terms matter with few groups of uneven sizes, where Obuchowski's intervals are too narrow
-    (docs/measurements.md has the simulated coverage).
+    An end of the interval is a quantile of Student's t times the root of that mean square away from the value. For a
+    metric with two finite bounds it is computed on the logit scale. For an AUC the variance is nearly that of N. A.
+    Obuchowski, "Nonparametric analysis of clustered ROC curve data", Biometrics 53 (1997). The two differ with few
+    groups of uneven sizes, where Obuchowski's intervals are too narrow (docs/measurements.md has the simulated
+    coverage).
 
-    A perfect value shows no variance, so its other end is a one-sided bound, (1 - confidence) ** (1 / n) for a metric
-    in [0, 1]. That is the success rate at which n independent comparisons (``GroupCounts.comparisons``) all succeed
-    with probability 1 - ``confidence``.
+    A perfect value does not vary between half-samples. So its lower end is a one-sided bound, (1 - confidence) ** (1 /
+    n) for a metric in [0, 1]. That is the success rate at which n independent comparisons (``GroupCounts.comparisons``)
+    all succeed with probability 1 - ``confidence``. The upper end of the least possible value is computed likewise.
 
-    Where a class has fewer than two groups, low and high are NaN, since that class would never vary. The draws depend
-    on ``seed``, ``groups`` and ``labels`` only, so intervals of different metrics or models on the same rows are
-    paired.
+    If a class has fewer than two groups, low and high are NaN, because that class would never vary. The draws depend on
+    ``seed``, ``groups`` and ``labels`` only. So several metrics or models on the same rows have the same half-samples.
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
@@ -121,9 +121,10 @@ def group_intervals(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> tuple[Interval, ...]:
-    """Return the intervals of M metrics, equal to the results of ``group_interval``, in less time.
+    """Return the confidence intervals of M metrics, in the order of ``measures``.
 
-    Half-samples are drawn once for all metrics. Errors are those of ``group_interval``.
+    They equal the results of ``group_interval``, but half-samples are drawn once for all metrics, which saves time.
+    Errors are those of ``group_interval``.
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
@@ -141,9 +142,9 @@ def group_intervals(
 
 @dataclass(frozen=True)
 class ReplicateValues:
-    """The values of M measures (metrics with their input) on all rows and in B half-samples of the groups.
+    """The values of M measures on all rows, and in each of B half-samples of the groups.
 
-    All measures use the same half-samples.
+    A measure is a metric with its input, such as the scores of a model. All measures use the same half-samples.
     """
 
     values: FloatArray  # float64 (M,), NaN where undefined
@@ -213,9 +214,13 @@ def interval_ends(
 
 
 def deviations(values: FloatArray, replicates: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return ``(mean, root_mean_square)`` over B, both (M,), of ``replicates`` (M, B) minus ``values`` (M,).
+    """Return ``(mean, root_mean_square)`` of the half-samples' differences from the values of all groups, both (M,).
 
     NaN replicates are ignored. The result is NaN where all replicates are NaN.
+
+    Args:
+        values: float64 (M,), values of M measures on all groups.
+        replicates: float64 (M, B), their values in B half-samples.
     """
     defined = np.isfinite(replicates)
     distances = np.where(defined, replicates - values[:, None], 0.0)
@@ -233,9 +238,9 @@ def replicate_values(
     replicates: int = 2000,
     seed: int = 0,
 ) -> ReplicateValues:
-    """Return the values of all measures on all rows and in every half-sample.
+    """Compute all measures on all rows and in every half-sample, for ``intervals_of`` and ``paired_difference``.
 
-    Intervals and paired differences are computed from them. Arguments and errors are those of ``group_intervals``.
+    Arguments and errors are those of ``group_intervals``.
     """
     if replicates < 1:
         raise ValueError(f"replicates: got {replicates}, wanted at least 1.")
@@ -260,7 +265,11 @@ def replicate_values(
 def _in_halves(
     metric: Metric, scores: FloatArray, labels: IntArray, row_weights: FloatArray, group_of_row: IntArray
 ) -> Callable[[FloatArray, FloatArray], FloatArray]:
-    """Return a function of half-samples (R, G) and their row weights (R, N) that returns the metric (R,)."""
+    """Return a function that computes ``metric`` in R half-samples of the G groups.
+
+    Its arguments are the half-samples (R, G), 1 for a drawn group and else 0, and the row weights (R, N) that follow
+    from them. It returns the metric (R,).
+    """
     if not isinstance(metric, SumsMetric):
         return lambda _, weights: metric.in_halves(labels, scores, weights)
     columns = metric.columns(labels, scores) * row_weights[:, None]
@@ -279,7 +288,9 @@ def one_vote_per_group(groups: ArrayLike) -> FloatArray:
 
 
 def group_codes(groups: ArrayLike, num_rows: int) -> tuple[IntArray, int]:
-    """Return ``(codes, num_groups)``: int64 (N,), the number of each row's group in sorted order, and their count.
+    """Return ``(codes, num_groups)``: the number of each row's group, int64 (N,), and how many groups there are.
+
+    Groups are numbered from 0 in the sorted order of their ids.
 
     Raises:
         ValueError: ``groups`` is not (``num_rows``,).
@@ -295,15 +306,15 @@ def group_codes(groups: ArrayLike, num_rows: int) -> tuple[IntArray, int]:
 def draw_half_samples(
     labels: IntArray, group_of_row: IntArray, num_groups: int, *, replicates: int, seed: int
 ) -> Iterator[FloatArray]:
-    """Yield blocks ``halves``, float64 (B, G), of B half-samples: 1 where the group is drawn, else 0.
+    """Draw half-samples of the G groups; yield them in blocks, float64 (B, G): 1 where a group is drawn, else 0.
 
-    The blocks have ``replicates`` rows in total. ``halves[:, group_of_row]`` are the row weights (B, N) of a block. Of
-    an odd number n of groups, (n - 1) / 2 are drawn with probability (n - 1) / 2n, else one more. This makes the
-    variance of a mean right.
+    B differs between blocks; the blocks have ``replicates`` rows in total. For a block ``halves``, the row weights are
+    ``halves[:, group_of_row]``, (B, N). Half of the groups of each stratum are drawn. Of an odd number n of groups,
+    (n - 1) / 2 are drawn with probability (n - 1) / 2n, else one more. This makes the variance of a mean right.
 
     Args:
-        labels: int64 (N,).
-        group_of_row: int64 (N,), codes 0 .. G - 1.
+        labels: int64 (N,) of 0 (real) and 1 (fake); together with the groups they decide the strata.
+        group_of_row: int64 (N,), number of each row's group, 0 .. G - 1.
         num_groups: G.
         replicates: number of half-samples to draw.
         seed: seed of the draws; every stratum has a separate generator.
@@ -322,10 +333,15 @@ def draw_half_samples(
 
 
 def strata_of_groups(labels: IntArray, group_of_row: IntArray, num_groups: int) -> list[IntArray]:
-    """Return the group numbers of each stratum, one int64 array per stratum.
+    """Divide the groups into strata; return a list with the group numbers of each stratum, int64.
 
-    The strata are groups with reals only, with both classes, and with fakes only. A stratum of one group would never
-    vary, so it joins another stratum that shares a class with it.
+    The strata are groups with reals only, with both classes, and with fakes only. A stratum of a single group would
+    never vary, so it joins another stratum that shares a class with it.
+
+    Args:
+        labels: int64 (N,) of 0 (real) and 1 (fake).
+        group_of_row: int64 (N,), number of each row's group.
+        num_groups: number of groups.
     """
     has_fake = np.bincount(group_of_row, weights=labels, minlength=num_groups) > 0
     has_real = np.bincount(group_of_row, weights=1 - labels, minlength=num_groups) > 0
@@ -341,7 +357,10 @@ def strata_of_groups(labels: IntArray, group_of_row: IntArray, num_groups: int) 
 
 
 def count_groups(labels: IntArray, group_of_row: IntArray) -> GroupCounts:
-    """Return the number of groups of each class in ``labels`` (N,) and of all; a class without rows is left out."""
+    """Return the number of groups of each class, and of all groups; a class without rows is left out.
+
+    ``labels`` (N,) are the classes of the rows, and ``group_of_row`` (N,) the numbers of their groups.
+    """
     per_class = [int(np.unique(group_of_row[labels == label]).size) for label in np.unique(labels)]
     return GroupCounts(tuple(per_class), int(np.unique(group_of_row).size))
 
@@ -353,12 +372,13 @@ OfSums = Callable[[FloatArray], FloatArray]
 
 
 def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums, bounds: Bounds = ANY_NUMBER) -> Metric:
-    """Return a metric of N fixed rows; the labels and scores that it is called with are ignored.
+    """Return a measure: a metric that holds its N rows, and ignores the labels and scores that it is called with.
 
     Args:
         name: ``__name__`` of the metric.
-        columns: float64 (N, C), C numbers per row.
-        of_sums: function from the columns' weighted sums (R, C), for R sets of weights, to the metric (R,).
+        columns: float64 (N, C), C numbers per row to be summed.
+        of_sums: function of the weighted sums of the columns (R, C), for R sets of weights, that returns the metric
+            (R,).
         bounds: least and largest possible value.
     """
     metric = SumsMetric(lambda labels, scores: columns, of_sums, bounds)
@@ -367,9 +387,9 @@ def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums, bounds: Bou
 
 
 def mean_measure(name: str, values: ArrayLike) -> Metric:
-    """Return a measure (see ``measure_of_rows``): the mean of ``values`` (N,), without the NaN values.
+    """Return a measure (see ``measure_of_rows``): the mean of the finite ``values`` (N,).
 
-    ``name`` is the metric's name.
+    ``name`` is the metric's name. If it is declared as a share, the bounds are 0 and 1.
     """
     array = np.asarray(values, dtype=np.float64)
     known = np.isfinite(array)
@@ -391,13 +411,19 @@ def intervals_over_groups(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> tuple[Interval, ...]:
-    """Return the intervals over groups of several measures of the same N rows; see ``group_interval``.
+    """Return the confidence intervals of several measures of the same N rows, for any number of classes, or numbers.
 
-    Groups are drawn without strata, so a half-sample may lack a class. A metric that averages over
-    classes then averages over those of the half-sample. With fewer than two groups low and high are NaN.
+    Groups are drawn without strata, so a half-sample may lack a class. A metric that averages over classes then
+    averages over those of the half-sample. With fewer than two groups low and high are NaN. The draws depend on
+    ``seed`` and ``groups`` only, so several models have the same half-samples. For the method and errors see
+    ``group_interval``.
 
-    ``measures`` are made by ``top_k_measure``, ``regression_measures`` and the like. The draws depend on ``seed`` and
-    ``groups`` only, so intervals of several models are paired. Errors are those of ``group_interval``.
+    Args:
+        measures: metrics that hold their rows, made by ``top_k_measure``, ``regression_measures`` and the like.
+        groups: (N,) of group ids, all text or all numbers.
+        replicates: number of half-samples to draw.
+        seed: seed of the draws.
+        confidence: coverage in (0, 1).
     """
     nothing = np.zeros(np.asarray(groups, dtype=object).shape[0])
     measured = [(measure, nothing) for measure in measures]
@@ -412,19 +438,19 @@ _ROUNDING = 1e-12  # differences up to this size are rounding, as of sums in ano
 
 @dataclass(frozen=True)
 class PairedDifference(Interval):
-    """The second model's metric minus the first's, with an interval that contains it."""
+    """The difference of two models, second minus first, in the same metric, with its interval and p-value."""
 
     p_value: float  # two-sided, of the hypothesis that there is no difference; NaN where the ends are NaN
 
 
 def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confidence: float = 0.95) -> PairedDifference:
-    """Return the second measure minus the first, with an interval and a p-value.
+    """Return the second measure minus the first, with a confidence interval and a p-value.
 
-    In every half-sample both models are judged on the same groups. Interval and p-value are those of Student's t, from
-    the mean square of the half-samples' differences about the value (``group_interval``). A
-    difference that is the same in all half-samples gets an interval as wide as the bound of a perfect value. The
-    p-value is at least 2 / 2 ** groups, the smallest p-value of a test that swaps the models within groups. Swapping
-    the two measures changes only the signs.
+    In every half-sample both models are judged on the same groups. Interval and p-value follow from Student's t and
+    from how much the difference varies between half-samples (``group_interval``). A difference that is the same in all
+    half-samples gets an interval that reaches as far to both sides as that of a perfect value to one side. The p-value
+    is at least 2 / 2 ** groups, the smallest p-value of a test that swaps the models within groups. Swapping the two
+    measures changes only the signs.
 
     Args:
         drawn: values of at least two measures.
@@ -453,12 +479,12 @@ def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confid
 
 
 def holm(p_values: ArrayLike) -> FloatArray:
-    """Return Holm's adjusted p-values (M,) of ``p_values`` (M,); adjusted values <= alpha are significant.
+    """Return Holm's adjusted p-values of M tests, float64 (M,), in the order of ``p_values`` (M,).
 
-    Then the probability of any false positive among the M tests is at most alpha. The k-th smallest of M p-values is
-    multiplied by M - k + 1. The result is at least that of the next smaller p-value, and at most 1. NaN means that
-    nothing was tested: it stays NaN and does not count in M. Source: S. Holm, "A simple sequentially rejective multiple
-    test procedure", Scandinavian Journal of Statistics 6 (1979).
+    If adjusted values of at most alpha are called significant, the probability of any false positive among the M tests
+    is at most alpha. The k-th smallest p-value is multiplied by M - k + 1. The result is at least that of the next
+    smaller p-value, and at most 1. NaN means that nothing was tested: it stays NaN and does not count in M. Source: S.
+    Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979).
     """
     values = np.asarray(p_values, dtype=np.float64)
     tested = ~np.isnan(values)
@@ -479,7 +505,11 @@ def _without_rounding(differences: FloatArray) -> FloatArray:
 def is_above_control(
     value: float | None, low: float | None, control_value: float | None, control_high: float | None
 ) -> bool:
-    """Return whether a result lies above its control (what a simpler explanation reaches), given both intervals.
+    """Return whether a result is significantly above its control, given the intervals of both.
+
+    The control is the value that a simpler explanation reaches, such as a model that sees only metadata. The result is
+    ``value``, and ``low`` is the lower end of its interval. The control is ``control_value``, and ``control_high`` is
+    the upper end of its interval.
 
     The difference of the values must exceed sqrt(a ** 2 + b ** 2), where a is the distance from the result down to
     ``low`` and b that from the control up to ``control_high``. This is the lower limit of a difference by the MOVER
@@ -491,11 +521,11 @@ def is_above_control(
     value. A control whose interval has no width, such as a constant score with an AUC of 0.5, counts as a fixed number.
     Where a value or an end is missing (None or NaN), the answer is False.
 
-    The simpler rule, that each value lies outside the other's interval, errs more often. For two independent, equally
-    good results it is true in 8.3 of 100 cases, this rule in 2.5. In simulations with percentile intervals of the AUC
-    (20 to 380 groups of equal size, or 20 to 100 of uneven sizes, independent scores) it was true in 7.0 to 9.2 of 100
-    cases, this rule in 2.7 to 4.0. With scores that share 0.7 of their variance it was at most 1.5, this rule at most
-    0.3.
+    A simpler rule would be that each value lies outside the other's interval. It errs more often: for two independent,
+    equally good results it is true in 8.3 of 100 cases, this rule in 2.5. In simulations with percentile intervals of
+    the AUC (20 to 380 groups of equal size, or 20 to 100 of uneven sizes, independent scores) the simpler rule was true
+    in 7.0 to 9.2 of 100 cases, this rule in 2.7 to 4.0. With scores that share 0.7 of their variance, the simpler rule
+    was true in at most 1.5 cases, this rule in at most 0.3.
     """
     if value is None or low is None or control_value is None or control_high is None:
         return False

@@ -1,6 +1,6 @@
-"""Operating points: decision thresholds that a user states as a false-alarm rate or as costs.
+"""Operating points: rules that choose a decision threshold, such as a largest false-alarm rate or costs of errors.
 
-Choose a threshold on some videos and judge its decisions on others; on the same videos they look too good.
+Choose the threshold on some videos, and judge its decisions on others. On the same videos decisions look too good.
 """
 
 import math
@@ -66,7 +66,7 @@ class OperatingPoint:
         )
 
     def is_resolved_by(self, num_real: int) -> bool:
-        """Return whether the false-positive rate allows at least one false alarm among ``num_real`` reals.
+        """Return whether ``num_real`` reals are enough for this false-positive rate: at least one may be called fake.
 
         Always True for other kinds than ``fpr``.
         """
@@ -96,12 +96,12 @@ def operating_point(text: str) -> OperatingPoint:
 
 
 def threshold_at(point: OperatingPoint, labels: ArrayLike, scores: ArrayLike) -> float:
-    """Return the threshold that meets ``point`` on these videos; a score of at least the threshold means fake.
+    """Return the threshold that ``point`` chooses on these videos; a score of at least the threshold means fake.
 
-    The threshold lies midway between neighbouring distinct scores. It is the lowest score where all videos are called
-    fake, and infinity where none may be. ``fpr`` takes the lowest threshold that keeps to its share of the reals, and
-    needs no fakes. ``best`` and ``cost`` need both classes and take the strictest of equally good thresholds. For
-    scores in [0, 1], ``best`` is ``best_threshold``.
+    The threshold lies midway between neighbouring distinct scores. If all videos are called fake, it is the lowest
+    score; if none is, it is infinity. ``fpr`` takes the lowest threshold that keeps to its share of the reals, and
+    needs no fakes. ``best`` and ``cost`` need both classes, and take the highest of equally good thresholds. For scores
+    in [0, 1], ``best`` is computed by ``best_threshold``.
 
     Args:
         point: the aim.
@@ -131,7 +131,7 @@ def threshold_at(point: OperatingPoint, labels: ArrayLike, scores: ArrayLike) ->
 
 
 def _between(descending: FloatArray, called: int) -> float:
-    """Return a threshold that calls the ``called`` highest of these distinct scores fake."""
+    """Return a threshold that calls exactly the ``called`` highest of the distinct scores ``descending`` fake."""
     if called == 0:
         return math.inf
     if called == descending.size:
@@ -145,9 +145,9 @@ def _between(descending: FloatArray, called: int) -> float:
 
 
 def halves(labels: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> IntArray:
-    """Return the half, 0 or 1, that each row is assigned to at random, int64 (N,).
+    """Divide the groups into two halves at random; return the half of each row, 0 or 1, int64 (N,).
 
-    All rows of a group are in one half. Groups with reals only, with fakes only and with both are divided evenly.
+    All rows of a group are in the same half. Groups with reals only, with fakes only and with both are divided evenly.
 
     Raises:
         ValueError: labels are not 0 and 1, or ``groups`` is not (N,).
@@ -164,9 +164,15 @@ def halves(labels: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> IntArray:
 
 
 def crossed_thresholds(point: OperatingPoint, labels: ArrayLike, scores: ArrayLike, half: ArrayLike) -> FloatArray:
-    """Return the threshold for each row, float64 (N,), chosen by ``point`` on the half that the row is not in.
+    """Return a threshold for each row, float64 (N,), that ``point`` chooses on the other half of the rows.
 
-    ``half`` (N,) is 0 or 1 for each row.
+    So no row's threshold depends on its own score or label.
+
+    Args:
+        point: rule that chooses a threshold.
+        labels: int (N,) of 0 (real) and 1 (fake).
+        scores: float (N,), higher for fake.
+        half: (N,), the half of each row, 0 or 1 (``halves``).
 
     Raises:
         ValueError: as ``threshold_at``, for either half.

@@ -1,7 +1,7 @@
 """Metrics of recognition: of decisions between C classes, numbered 0 .. C - 1, and of predicted numbers.
 
-For intervals over groups make a measure, a metric that holds its rows (``top_k_measure``, ``macro_measures``,
-``regression_measures``), and give it to ``intervals_over_groups``. A value is NaN where all weights are zero.
+A measure is a metric that holds its rows. ``top_k_measure``, ``macro_measures`` and ``regression_measures`` make
+measures, and ``intervals_over_groups`` computes their confidence intervals. A value is NaN where all weights are zero.
 
 The mean predictor, a control that always predicts the mean of the training part, is scored by the same functions. Its
 R2 is at most 0, and below 0 where the means of the training and the test part differ.
@@ -31,10 +31,10 @@ declare("r2", "R²", "higher", "Share of the values' variation that is explained
 
 
 def ranks_of_class(scores: ArrayLike, labels: ArrayLike) -> IntArray:
-    """Return the rank of the true class among all classes, 1 for the first; ties count against the model.
+    """Return for each row the rank of its true class among the C classes, sorted by score; 1 is best.
 
-    The rank is the number of classes whose score is at least that of the true class, which counts too. So a model that
-    gives all classes the same score gets rank C.
+    The rank is the number of classes, including the true class, whose score is at least that of the true class. So ties
+    count against the model: if all classes have the same score, the rank is C.
 
     Args:
         scores: float (N, C), higher is more likely; infinite values are compared like others.
@@ -54,27 +54,28 @@ def ranks_of_class(scores: ArrayLike, labels: ArrayLike) -> IntArray:
 
 
 def top_k_measure(ranks: ArrayLike, k: int) -> Metric:
-    """Return a measure: the share of the rows whose true class is among the first ``k``.
+    """Return a measure (see the module): the share of rows whose true class is among the ``k`` classes scored highest.
 
-    ``ranks`` int (N,) are from 1, as ``ranks_of_class`` returns them.
+    ``ranks`` int (N,) are the ranks of the true classes, from 1, as ``ranks_of_class`` returns them.
     """
     return mean_measure(f"top{k}", np.asarray(ranks) <= k)
 
 
 def class_scores(labels: ArrayLike, predicted: ArrayLike) -> dict[str, FloatArray]:
-    """Return ``precision``, ``recall`` and ``f1``, float64 (K,), of the K classes that occur among the labels.
+    """Return a dictionary of ``precision``, ``recall`` and ``f1`` per class, each float64 (K,).
 
-    Classes are in ascending order. Precision is 0 where the class is never predicted. F1 is the harmonic mean of both.
+    The K classes are those that occur among ``labels`` (N,), in ascending order. ``predicted`` (N,) are the predicted
+    classes. Precision is 0 for a class that is never predicted. F1 is the harmonic mean of precision and recall.
     """
     sums = _class_columns(labels, predicted).sum(axis=0, keepdims=True)
     return {name: values[0] for name, values in _scores_of_sums(sums).items()}
 
 
 def macro_f1(labels: ArrayLike, predicted: ArrayLike) -> float:
-    """Return the plain mean of F1 over the classes that occur among the labels.
+    """Return the mean of F1 over the classes that occur among ``labels`` (N,), for the classes ``predicted`` (N,).
 
     A class that is never predicted has an F1 of 0 and so lowers the mean. A class that is predicted but does not occur
-    is not averaged; rows predicted as it lower the recall of their true classes.
+    among the labels is not averaged.
 
     Macro F1 is the mean of the classes' F1, not the F1 of the mean precision and recall (J. Opitz and S. Burst, "Macro
     F1 and Macro F1", 2019). It equals scikit-learn's ``f1_score`` with ``average="macro"``, ``zero_division=0`` and
@@ -84,14 +85,22 @@ def macro_f1(labels: ArrayLike, predicted: ArrayLike) -> float:
 
 
 def macro_measures(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Metric]:
-    """Return ``macro_precision``, ``macro_recall`` and ``macro_f1`` as measures, for ``intervals_over_groups``."""
+    """Return the measures ``macro_precision``, ``macro_recall`` and ``macro_f1`` by name.
+
+    They are means over the classes that occur among ``labels``, for ``intervals_over_groups``. ``labels`` and
+    ``predicted``, int (N,), are true and predicted classes.
+    """
     columns = _class_columns(labels, predicted)
     names = {f"macro_{name}": partial(_macro, name) for name in ("precision", "recall", "f1")}
     return {name: measure_of_rows(name, columns, of_sums, SHARE) for name, of_sums in names.items()}
 
 
 def _class_columns(labels: ArrayLike, predicted: ArrayLike) -> FloatArray:
-    """Return columns (N, 3 K): one-hot hits, labels and predictions of the K classes that occur among the labels."""
+    """Return columns of 0 and 1 whose sums the class scores are computed from, float64 (N, 3 K).
+
+    K classes occur among the labels. The first K columns mark rows that belong to a class and are predicted as it, the
+    next K rows that belong to it, and the last K rows that are predicted as it.
+    """
     true_classes, taken = np.asarray(labels), np.asarray(predicted)
     occurring = np.unique(true_classes)
     is_class, is_taken = true_classes[:, None] == occurring, taken[:, None] == occurring
@@ -99,7 +108,10 @@ def _class_columns(labels: ArrayLike, predicted: ArrayLike) -> FloatArray:
 
 
 def _scores_of_sums(sums: FloatArray) -> dict[str, FloatArray]:
-    """Return ``precision``, ``recall`` and ``f1`` of K classes, all (R, K); NaN where a class has no rows."""
+    """Return ``precision``, ``recall`` and ``f1`` of K classes, all (R, K); NaN where a class has no rows.
+
+    ``sums`` (R, 3 K) are the sums of ``_class_columns`` under R sets of row weights.
+    """
     hits, support, called = np.split(sums, 3, axis=1)
     precision = np.where(support > 0, divide(hits, called, undefined=0.0), np.nan)
     f1 = np.where(support > 0, divide(2 * hits, support + called), np.nan)
@@ -107,7 +119,10 @@ def _scores_of_sums(sums: FloatArray) -> dict[str, FloatArray]:
 
 
 def _macro(name: str, sums: FloatArray) -> FloatArray:
-    """Return the mean of ``name`` (``precision``, ``recall`` or ``f1``) over the classes that have rows: (R,)."""
+    """Return the mean of ``name`` (``precision``, ``recall`` or ``f1``) over the classes that have rows, (R,).
+
+    ``sums`` (R, 3 K) are the sums of ``_class_columns`` under R sets of row weights.
+    """
     values = _scores_of_sums(sums)[name]
     present = ~np.isnan(values)
     return divide(np.where(present, values, 0.0).sum(axis=1), present.sum(axis=1).astype(np.float64))
@@ -131,15 +146,19 @@ def regression_scores(values: ArrayLike, predicted: ArrayLike) -> dict[str, floa
 
 
 def regression_measures(values: ArrayLike, predicted: ArrayLike) -> dict[str, Metric]:
-    """Return ``mae``, ``rmse`` and ``r2`` as measures by name, for ``intervals_over_groups``."""
+    """Return the measures ``mae``, ``rmse`` and ``r2`` by name, for ``intervals_over_groups``.
+
+    ``values`` and ``predicted``, float (N,), are true and predicted numbers.
+    """
     columns = _error_columns(values, predicted)
     return {name: measure_of_rows(name, columns, *error) for name, error in _ERRORS.items()}
 
 
 def _error_columns(values: ArrayLike, predicted: ArrayLike) -> FloatArray:
-    """Return columns (N, 5): absolute error, squared error, value, squared value, and 1, whose sum is the divisor.
+    """Return five columns whose sums the error metrics are computed from, float64 (N, 5).
 
-    The median is subtracted from the values, so that squares of large numbers, such as years, lose no digits.
+    The columns are absolute error, squared error, true value, squared true value, and 1. The median is subtracted from
+    the true values first, so that squares of large numbers, such as years, lose no digits.
     """
     truth = np.asarray(values, dtype=np.float64)
     errors = np.asarray(predicted, dtype=np.float64) - truth
@@ -160,9 +179,10 @@ def _root_mean_square(sums: FloatArray) -> FloatArray:
 
 
 def _explained(sums: FloatArray) -> FloatArray:
-    """Return R2: 1 - sum of squared errors / sum of squares about the weighted mean of the values; 1 is best.
+    """Return R2, (R,), from the sums of ``_error_columns`` under R sets of row weights; 1 is best.
 
-    NaN where all values are equal, since there is no variation to explain. scikit-learn returns 1 or 0 there.
+    R2 is 1 minus the sum of squared errors, divided by the sum of squared deviations of the values from their weighted
+    mean. NaN where all values are equal, because there is no variation to explain; scikit-learn returns 1 or 0 there.
     """
     _, squared_errors, total, total_square, rows = sums.T
     about_mean = total_square - divide(total**2, rows)

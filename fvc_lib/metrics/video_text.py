@@ -1,10 +1,11 @@
 """Metrics of videos and texts: retrieval in both directions, and the likeness of captions to reference texts.
 
-Retrieval: a similarity is the dot product of two float32 rows, computed in float64; normalise the rows for cosines. A
-positive is a candidate that belongs to the query. The rank of the best positive is 1 plus the number of wrong
-candidates that are at least as similar, so ties count against the model. If all embeddings are equal, the positives
-rank last and not first. Similarities that rounding cannot tell apart are ties. The matrix of all similarities is
-computed block by block, once for both directions.
+Retrieval: a query (a video or a text) is compared with all candidates (all texts or all videos). A similarity is the
+dot product of two float32 embeddings, computed in float64; normalise the embeddings for cosines. A positive is a
+candidate that belongs to the query. The rank of the best positive is 1 plus the number of wrong candidates that are at
+least as similar. So ties count against the model, and if all embeddings are equal, the positives rank last.
+Similarities that differ by no more than rounding errors are ties. The matrix of all similarities is computed block by
+block, once for both directions.
 
 Captions are compared by their words: runs of letters, digits and underscores, in lower case. Punctuation is ignored.
 """
@@ -44,7 +45,7 @@ declare(
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well the queries of one direction find their positives.
+    """How well queries find their positives (the candidates that belong to them), in one direction of retrieval.
 
     Attributes:
         metrics: values by name. ``recall@K``: the share of queries whose best positive has rank K or better.
@@ -52,7 +53,7 @@ class Ranking:
             ``ndcg`` is the mean NDCG over queries, with gain 1 and discount 1 / log2(1 + rank) for every positive
             (K. Järvelin and J. Kekäläinen, ACM TOIS 20, 2002). ``mean_positive_similarity`` is the mean dot product
             over all pairs that belong together.
-        queries: int64 (Q,), the row numbers of the queries, which are the rows with a positive.
+        queries: int64 (Q,), the row numbers of the queries; rows without a positive are no queries.
         ranks: int64 (Q,), the rank of each query's best positive.
         num_positives: int64 (Q,), the number of positives of each query.
         num_candidates: number of candidates per query.
@@ -71,12 +72,12 @@ def retrieval_metrics(
     pairs: ArrayLike,
     ks: Sequence[int] = KS,
 ) -> dict[str, Ranking]:
-    """Return the ranking of each direction: ``video_to_text`` and ``text_to_video``.
+    """Evaluate retrieval in both directions; return a ``Ranking`` for ``video_to_text`` and for ``text_to_video``.
 
-    Rows are not normalised here: divide each row by its norm first if cosines are wanted, else a long row is similar to
-    everything. A text that several videos share must be one row of ``text_embeddings``; all its videos are then
-    positives. The r-th best positive of a query has rank r plus the number of wrong candidates that are at least as
-    similar. A text without a video is a candidate but no query.
+    Embeddings are not normalised here: divide each row by its norm first if cosines are wanted, else a long row is
+    similar to everything. A text that several videos share must be a single row of ``text_embeddings``; all its videos
+    are then positives. The r-th best positive of a query has rank r plus the number of wrong candidates that are at
+    least as similar. A text without a video is a candidate but no query.
 
     Args:
         video_embeddings: (N, D), a numpy array or a torch tensor; rounded to float32.
@@ -119,7 +120,10 @@ def _rows(embeddings: Any, name: str) -> SingleArray:
 
 
 def _products(left: SingleArray, right: SingleArray, left_rows: IntArray, right_rows: IntArray) -> FloatArray:
-    """Return the float64 dot products (K,) of the K pairs of row numbers ``left_rows`` and ``right_rows``."""
+    """Return the dot products of K pairs of rows, float64 (K,).
+
+    Product k is that of row ``left_rows[k]`` of ``left`` (N, D) and row ``right_rows[k]`` of ``right`` (M, D).
+    """
     products = np.empty(left_rows.size)
     for start in range(0, products.size, _BLOCK):
         part = slice(start, start + _BLOCK)
@@ -129,10 +133,11 @@ def _products(left: SingleArray, right: SingleArray, left_rows: IntArray, right_
 
 
 class _Direction:
-    """One direction of retrieval: the positives of all queries, and how many wrong candidates are at least as similar.
+    """Counts for the rankings in one direction of retrieval, such as from videos to texts.
 
-    The P positives are sorted by query, then by rising similarity. The positives of query q are at
-    ``starts[q]`` to ``starts[q + 1] - 1``.
+    For each of the P positives (pairs of a query and a candidate that belong together) it counts the wrong candidates
+    that are at least as similar. Positives are sorted by query, then by rising similarity. The positives of query q
+    have the indices ``starts[q]`` to ``starts[q + 1] - 1``.
 
     Args:
         queries: float32 (Q, D).
@@ -157,11 +162,11 @@ class _Direction:
         self.num_wrong = np.zeros(query.size, dtype=np.int64)
 
     def count(self, scores: FloatArray, first: int) -> None:
-        """Add to ``num_wrong``, for each positive, the wrong candidates of one block that are at least as similar.
+        """Count the wrong candidates of a block that are at least as similar as a positive; add them to ``num_wrong``.
 
         Args:
-            scores: float64 (R, C), similarities of R queries; minus infinity for positives.
-            first: row number of the first query.
+            scores: float64 (R, C), similarities of R queries and C candidates; minus infinity for positives.
+            first: row number of the block's first query.
         """
         starts = self.starts[first : first + len(scores) + 1]
         number = np.diff(starts)
@@ -171,7 +176,10 @@ class _Direction:
             self.num_wrong[positives] += (scores[rows] >= self.limit[positives, None]).sum(axis=1)
 
     def ranking(self, ks: Sequence[int]) -> Ranking:
-        """Return the ``Ranking``; call it after ``count`` has seen all blocks. ``ks``: values of k for recall."""
+        """Return the ``Ranking`` of this direction, after ``count`` was called with all blocks.
+
+        ``ks`` are the values of k for which recall is wanted.
+        """
         number = np.diff(self.starts)
         queries = np.flatnonzero(number)
         ranks = self.starts[self.query + 1] - np.arange(self.query.size) + self.num_wrong  # 1 for the most similar
@@ -196,7 +204,7 @@ def words(text: str) -> list[str]:
 
 
 def content_words(texts: Sequence[str]) -> frozenset[str]:
-    """Return the words that occur in at most half of ``texts``; such words distinguish one text from another."""
+    """Return the words that occur in at most half of ``texts``, and so help to distinguish them."""
     having = Counter(word for text in texts for word in set(words(text)))
     return frozenset(word for word, number in having.items() if 2 * number <= len(texts))
 
@@ -228,9 +236,10 @@ def token_f1(caption: str, references: Sequence[str]) -> float:
     is_share=True,
 )  # fmt: skip
 def content_word_recall(caption: str, references: Sequence[str], content: Collection[str]) -> float:
-    """Return the share of a reference's ``content`` words that the caption has, the largest over ``references``.
+    """Return the share of a reference's content words that occur in the caption, for the reference with most.
 
-    References without content words are skipped; NaN if all are.
+    ``content`` are the words that count (see ``content_words``). References without such words are skipped; NaN if
+    none is left.
     """
     written = set(words(caption))
     wanted = [set(words(reference)).intersection(content) for reference in references]
@@ -239,12 +248,12 @@ def content_word_recall(caption: str, references: Sequence[str], content: Collec
 
 @declare("bleu4", "BLEU-4", "higher", "Precision of n-grams up to four words, over all captions.", is_share=True)
 def bleu4_measure(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Metric:
-    """Return BLEU with n-grams of up to four words over all captions together, without smoothing.
+    """Return a measure (a metric that holds its rows): BLEU with n-grams of up to four words, over all captions.
 
     An n-gram counts as matched at most as often as it occurs in one reference. The brevity penalty compares the
-    caption's length with that of the reference nearest in length, of two equally near the shorter. The result is 0
-    where no n-gram of some length matches. Source: K. Papineni et al., "BLEU: a method for automatic evaluation of
-    machine translation" (ACL 2002).
+    caption's length with that of the reference nearest in length, of two equally near the shorter. There is no
+    smoothing: the value is 0 where no n-gram of some length matches. Source: K. Papineni et al., "BLEU: a method for
+    automatic evaluation of machine translation" (ACL 2002).
 
     Args:
         captions: N texts.
@@ -255,9 +264,10 @@ def bleu4_measure(captions: Sequence[str], references: Sequence[Sequence[str]]) 
 
 
 def _bleu_columns(caption: str, references: Sequence[str]) -> list[int]:
-    """Return 10 counts: for n = 1 to 4 the matched and all n-grams of the caption, then two lengths in words.
+    """Return the 10 counts of a caption from whose sums BLEU is computed.
 
-    The lengths are those of the caption and of the reference nearest in length.
+    For n = 1, 2, 3, 4 they are the number of the caption's n-grams that occur in a reference, then that of all its
+    n-grams. The last two are the caption's number of words, and that of the reference nearest in length.
     """
     written, wanted = words(caption), [words(reference) for reference in references]
     columns = []
