@@ -199,7 +199,10 @@ def _write_params(folder: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def _recorded(task: str) -> set[str]:
-    """Return the names of the parameters that a bundle of ``task`` records; none of them holds a path."""
+    """Return the names of the parameters that a bundle of ``task`` records.
+
+    Parameters that hold a path on this machine or describe the run's corpus are not recorded.
+    """
     own = {name for name, declared in DECLARED.items() if task in declared.tasks and declared.hashed}
     places = {name for name, declared in DECLARED.items() if declared.changes == "folder" or name.endswith("_dir")}
     return (own | {"amp", "batch_size", "device", "task"}) - _LEFT_OUT - places
@@ -244,7 +247,10 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: Path, *, allow_code: bool = False) -> "Bundle":
-        """Check the files of a bundle and read its record; errors are those of ``open_bundle``."""
+        """Check the files of the bundle in ``folder`` and return it, with its record and configuration.
+
+        ``allow_code`` says whether code in the bundle may run. Errors are those of ``open_bundle``.
+        """
         folder = folder.expanduser().absolute()
         _check_files(folder)
         document = read_json_object(folder / RECORD)
@@ -254,12 +260,12 @@ class Bundle:
         return cls(folder, record, _config_of(folder, record.params, allow_code=allow_code), allow_code)
 
     def trained(self, stem: str, *, fold: str = "", **more: Any) -> Trained:
-        """Return the trained network of ``model/STEM.safetensors``.
+        """Return the description of the trained network whose weights are in ``model/STEM.safetensors``.
 
         Args:
             stem: name of the file without its ending.
             fold: text about the fold, for messages; may be empty.
-            more: further fields of ``Trained``.
+            more: further fields of ``Trained``, such as ``known``.
 
         Raises:
             UsageError: the bundle has no such weights.

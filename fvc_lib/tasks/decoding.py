@@ -60,10 +60,15 @@ class DecodedFile:
 def decoded_files(
     store: ClipStore, files: Sequence[FileToScore], clips: Sequence[Path], *, workers: int = 0
 ) -> Generator[DecodedFile]:
-    """Decode ``files[i]`` into the new clip file ``clips[i]`` for every i, with the decode settings of ``store``.
+    """Decode each of N video files into a new clip file, and yield one result per file.
 
-    Yields one result per file as soon as the file is decoded, in any order. ``workers`` is the number of processes; 0:
-    one per core.
+    Results are yielded as soon as a file is decoded, in any order.
+
+    Args:
+        store: the clip store whose decode settings are used; nothing is written to it.
+        files: the N videos.
+        clips: the N clip files to write; ``clips[i]`` belongs to ``files[i]``.
+        workers: number of processes; 0: one per core.
 
     Raises:
         OSError: a clip cannot be written.
@@ -128,9 +133,9 @@ def item_to_decode(store: ClipStore, file: FileToScore, clip: Path) -> dict[str,
 
 @contextmanager
 def scratch_folder(config: RunConfig) -> Iterator[Path]:
-    """Yield a temporary folder in the run's cache folder; delete it at the end.
+    """Yield a new temporary folder in the run's cache folder, and delete it at the end.
 
-    Folders that killed processes of this machine left there are deleted too. If the run's cache folder cannot be made
+    Folders that killed processes of this machine left behind are deleted too. If the run's cache folder cannot be made
     on this machine, the machine's default cache folder is used instead.
     """
     above = Path(config.cache_dir) / _SCRATCH

@@ -86,13 +86,13 @@ class Finding:
 
     Attributes:
         path: absolute path, as text for the tables.
-        sha256: hex SHA-256 of the content; empty where it was not read.
-        values: the answer by column name: all of ``Predictor.columns``; empty after a failure.
+        sha256: hex SHA-256 of the content; empty if it was not read.
+        values: the answer by column name, with all of ``Predictor.columns``; empty after a failure.
         title: the most important part of the answer, as text.
         lines: the rest of the answer as lines of text.
-        picture: text that the caller's ``Picture`` returned.
+        picture: the text that the caller's function ``picture`` returned for the file.
         failure: the reason why there is no answer; empty after success.
-        lasts: whether another attempt would give the same; False after a crash or a timeout.
+        lasts: whether another attempt would give the same result; False after a crash or a timeout.
     """
 
     path: str
@@ -421,7 +421,7 @@ def predictor_class(task: str) -> Any:
 
 
 def predictor_of(paths: RunPaths, standing: Standing = NOT_STATED, *, final: bool = False) -> Predictor:
-    """Return the predictor of a finished run or of an ensemble.
+    """Return the predictor of a finished run or of an ensemble, which answers for new files.
 
     Args:
         paths: paths of the run or ensemble.

@@ -64,8 +64,8 @@ class TrainedClass:
 
     Attributes:
         name: module and name of the class.
-        file: source file of the class; empty where it is not known.
-        code: hex SHA-256 of its functions outside of the library (``own_code``); empty without such functions.
+        file: source file of the class; empty if it is not known.
+        code: hex SHA-256 of its functions outside of FVC and torch (``own_code``); empty without such functions.
         num_parameters: number of parameters that are trained at any time.
         num_frozen: number of parameters that are never trained.
         weights: path and digest of the published weights that the network began with; empty: random weights.
@@ -126,13 +126,14 @@ class TrainedClass:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOutcome(Generic[R]):
-    """The record of one finished training; ``outcome.json``, its file, is written last.
+    """The record of one finished training.
 
-    Nothing in it was chosen on the test part.
+    Its file ``outcome.json`` is written last, so it marks the training as finished. Nothing in it was chosen on the
+    test part.
 
     Attributes:
-        stage: name of the notebook.
-        fold: number of the outer fold; None where the stage has no folds.
+        stage: name of the notebook, such as ``04_fold_training``.
+        fold: number of the outer fold; None if the stage has no folds.
         model: name of the model in the configuration.
         num_parameters: number of parameters that are trained at any time.
         device: description of the device.
@@ -147,10 +148,11 @@ class TrainingOutcome(Generic[R]):
         peak_rss_bytes: largest resident memory of the process; the maximum over several ranks.
         peak_device_bytes: largest memory on the accelerator; None on the CPU.
         fingerprint: digest of parameters and data.
-        num_ranks: number of ranks in the attempt that finished the training.
+        num_ranks: number of ranks (processes) in the attempt that finished the training.
         finished_utc: end of the training, ISO 8601.
         network: the class that was trained.
-        train_anew: command that repeats the training, where this outcome is of an earlier call; empty in the file.
+        train_anew: command that repeats the training. It is set only if an earlier call finished the training, and it
+            is not written to the file.
     """
 
     __pydantic_config__ = NAN_AS_TEXT
@@ -178,7 +180,7 @@ class TrainingOutcome(Generic[R]):
     train_anew: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
 
     def sentence(self) -> str:
-        """Return a text about the network, and whether it was trained now or earlier."""
+        """Return a text on the network, its size, device and duration, and whether it was trained now or earlier."""
         kind, done = self.network.name.rpartition(".")[2], self.training
         text = (
             f"{self.model} ({kind}), {self.num_parameters:,} parameters, on {self.device}, ranks: {self.num_ranks}; "
@@ -219,12 +221,12 @@ def read_outcome(path: Path, record: type[R]) -> TrainingOutcome[R] | None:
 
 @dataclass(frozen=True)
 class Network:
-    """One network to train.
+    """One network to train: the model, or a control (a training without real knowledge).
 
     Attributes:
         task: data, network and loss.
         data_fingerprint: digest of the samples of each part and of their targets.
-        name: name of a control (``tasks.CONTROL_TRAININGS``); empty for the model.
+        name: name of the control (``tasks.CONTROL_TRAININGS``); empty for the model.
     """
 
     task: Task
@@ -268,7 +270,7 @@ class TrainedNetwork:
         self.metrics.log(step=self.state.step, epoch=self.state.best_epoch, phase=phase, metrics=metrics)
 
     def record(self) -> dict[str, Any]:
-        """Return the keyword arguments of the network's ``TrainingRecord``."""
+        """Return the facts of the training as keyword arguments for ``TrainingRecord`` or a subclass."""
         state = self.state
         return {
             "history": tuple(state.history),

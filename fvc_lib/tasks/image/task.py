@@ -38,10 +38,10 @@ class Calibration:
 
     Attributes:
         temperature: divisor of the logits, fitted on the validation part, which also chose the epoch.
-        num_validation: number of labelled validation pictures.
-        num_test: number of labelled test pictures, on which the errors were measured.
-        error, error_uncalibrated: expected calibration error of the predicted class's probability, with and without
-            the temperature.
+        num_validation: number of validation pictures with a class.
+        num_test: number of test pictures with a class, on which the errors were measured.
+        error: expected calibration error of the predicted class's probability, with the temperature.
+        error_uncalibrated: the same at a temperature of 1.
     """
 
     temperature: float
@@ -280,7 +280,7 @@ def _resized(pixels: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ImageDataset:
-    """Samples of one part of a corpus.
+    """Samples of one part (training, validation or test) of a corpus.
 
     A sample has these tensors:
 
@@ -293,7 +293,7 @@ class ImageDataset:
     Attributes:
         root: folder of the corpus.
         records: the pictures.
-        labels: classes and targets of the corpus.
+        labels: the C classes and T targets (numbers to predict) of the corpus.
         size: S, in pixels.
         class_weights: loss weights float64 (C,); None: all 1.
         mixing: settings of mixup and cutmix. If given, the samples are for training: crops are random and differ
@@ -555,7 +555,7 @@ class ImageTask:
         return outputs
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        """Return the sum of the pictures' losses; each picture weighs 1."""
+        """Return the sum of the pictures' losses on class and values, and the number of pictures as its weight."""
         tensors, smoothing = batch.tensors, self.config.label_smoothing
         losses = class_losses(outputs["class_logits"], tensors["class_target"], label_smoothing=smoothing)
         losses = losses + value_losses(outputs["values"], tensors["values"], tensors["known"])

@@ -232,11 +232,12 @@ def _numbers(column: pl.Series, training: npt.NDArray[np.bool_]) -> FloatArray:
 
 
 def group_lookup(folds: pl.DataFrame) -> pl.DataFrame:
-    """Score a video by the share of fakes among its group's videos in the training part.
+    """Return scores by the labels of a group: the share of fakes among the group's videos in the training part.
 
-    If the training part has no video of the group, the score is the share of fakes in the whole training part. With
-    grouped folds that is always so, and the control equals ``constant``; any difference means that the folds leak. With
-    folds split by row (``split_by_row``) it shows the result that recognising groups alone would give.
+    The columns are ``video_id group_id label fold score threshold``. If the training part has no video of the group,
+    the score is the share of fakes in the whole training part. If folds keep groups together, that is always so, and
+    the control equals ``constant``; any difference means that the folds leak. If folds are split by row
+    (``split_by_row``), the scores show what recognising groups alone would give.
     """
     in_training = pl.len().over("group_id") - pl.len().over("group_id", "fold")
     fakes = _FAKE.sum().over("group_id") - _FAKE.sum().over("group_id", "fold")
@@ -340,7 +341,7 @@ def tells_labels(config: RunConfig) -> Tells:
 
 
 def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
-    """Return the AUC of ``group_lookup`` for a split that ignores groups and for one that keeps them together.
+    """Compare the AUC of ``group_lookup`` for a split that ignores groups and for a split that keeps them together.
 
     ``group_lookup`` only knows the labels of the other videos in a group. It needs no files, so the annotations of a
     corpus suffice (``index.undisputed_labels``).
@@ -354,7 +355,7 @@ def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
         num_groups``; ``value`` is the AUC within folds, ``low`` and ``high`` are the ends of its interval over groups.
 
     Raises:
-        DataError: fewer groups with a label than folds.
+        DataError: a label is in fewer groups than there are folds.
     """
     folds = make_folds(videos, config.num_folds, config.seed)
     dealt = {"by row": split_by_row(folds, seed=config.seed), "by group": folds}
@@ -444,9 +445,11 @@ def of_two_sources(
 ) -> TrainingRows:
     """Return the rows that train the real-source control of ``fold``: the reals of two sources, labelled by source.
 
+    This control is a model that learns the source of a real video instead of real or fake.
+
     Args:
         rows: the rows that the model is trained on, with true labels.
-        index: INDEX schema.
+        index: INDEX schema; its column ``real_source`` names the source.
         config: share and seed of the inner validation part.
         fold: number of the outer fold.
         without: ids of videos that have no clip.

@@ -279,7 +279,7 @@ def _control(members: Sequence[Member]) -> pl.DataFrame:
 
 
 def _values(members: Sequence[Member], column: pl.Expr) -> FloatArray:
-    """Return ``column`` of the predictions of R members, float64 (N, R); NaN where it is null."""
+    """Return a column of the predictions of R members, float64 (N, R) for N videos; NaN where it is null."""
     columns = [member.predictions.select(column.cast(pl.Float64).fill_null(np.nan)) for member in members]
     return np.hstack([values.to_numpy() for values in columns])
 

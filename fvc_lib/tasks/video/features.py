@@ -56,7 +56,7 @@ class FeatureSource:
 
     @property
     def settings_hash(self) -> str:
-        """The hash of the clips' settings."""
+        """The hash of all settings that determine the clips."""
         return str(self.clips.settings_hash)
 
     @property
@@ -70,7 +70,14 @@ class FeatureSource:
         return bool(self.clips.has(video_id, augmentation_index))
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
-        """Fill ``frames``, uint8 (t, 3, S, S), with t frames of the video's clips, from frame number ``first`` on."""
+        """Fill ``frames`` with consecutive frames of a video's clips, beginning with frame number ``first``.
+
+        Args:
+            video_id: id of the video.
+            augmentation_index: 0 for the original; other numbers are augmented copies.
+            frames: uint8 (t, 3, S, S), the array to fill with t frames.
+            first: number of the first frame, from 0, in the row of all N T frames.
+        """
         self.clips.load(video_id, augmentation_index, frames, first)
 
     def path(self, clip: Clip) -> Path:
@@ -211,7 +218,16 @@ def _identity(trunk: Trunk, source: Any, config: RunConfig, device: torch.device
 def _computed(
     trunk: Trunk, source: Any, clips: Sequence[Clip], num_frames: int, device: torch.device, batch_size: int
 ) -> Tensor:
-    """Return the features of B clips, float32 (B, T', F) on the CPU, from one batch padded to ``batch_size``."""
+    """Compute the features of B clips in one batch, float32 (B, T', F) on the CPU.
+
+    Args:
+        trunk: the network without its head, on ``device``.
+        source: the clips.
+        clips: the B clips.
+        num_frames: T, the number of frames of a clip.
+        device: the device that computes.
+        batch_size: the size to which the batch is padded, so that results do not depend on B.
+    """
     frames = np.empty((len(clips), num_frames, *source.shape[1:]), np.uint8)
     for (video_id, copy, number), pixels in zip(clips, frames, strict=True):
         source.load(video_id, copy, pixels, number * num_frames)

@@ -206,7 +206,11 @@ class VideoDetector(Predictor):
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> Self:
-        """Return the detector of an opened bundle; raise ``FvcError`` for content that no export writes."""
+        """Return the detector of an opened bundle.
+
+        Raises:
+            FvcError: the bundle has content that no export writes.
+        """
         folder, standing, section = bundle.folder, bundle.record.standing, bundle.section(Section)
         record = section.ensemble
         rates = [rule.base_rate for rule in (record.folds if record else section.folds)]
@@ -302,7 +306,7 @@ class VideoDetector(Predictor):
 
     @cached_property
     def model_id(self) -> str:
-        """The text ``name@digest``; the digest covers the weights, and for an ensemble how members are combined."""
+        """The text ``name@digest``. The digest covers the weights, and for an ensemble how members are combined."""
         record, folds = self.ensemble, self.networks.folds
         decides: Any = {str(fold): folds[fold].weights for fold in self.networks.judges}
         if record is not None:
@@ -472,9 +476,11 @@ class VideoDetector(Predictor):
             yield Finding(path, content, logits=logits, unfamiliar=unfamiliar)
 
     def _reasons(self, probed: ProbeResult, clips: Pixels) -> Iterator[str]:
-        """Yield sentences on a file that shows nothing to judge or is unlike the run's videos.
+        """Yield sentences on why a file is unlike the run's videos, or shows nothing to judge.
 
-        ``clips`` are its frames, uint8 (N, T, 3, S, S).
+        Args:
+            probed: the measured facts of the file, such as size and codec.
+            clips: its frames as the networks see them, uint8 (N, T, 3, S, S).
         """
         assert probed.probe is not None
         num_frames, num_seen = probed.probe.num_frames, clips.shape[1]
@@ -518,13 +524,16 @@ def of_detectors(values: FloatArray, detectors: Sequence[int]) -> FloatArray:
 
 
 def of_ensemble(log_odds: FloatArray, detectors: Sequence[int], rule: FoldRule, method: Method) -> FloatArray:
-    """Return the ensemble's log odds for N videos, float64 (N,), by one fold's networks.
+    """Combine the log odds of an ensemble's runs for N videos, by the rule of one fold.
 
     Args:
         log_odds: float64 (N, R), log odds by the networks of R runs, all of the same fold.
         detectors: R numbers from 0, the detector of each run.
         rule: the weights of the fold.
-        method: how the detectors are combined.
+        method: how the detectors are combined: ``mean`` or ``stacking``.
+
+    Returns:
+        float64 (N,), the ensemble's log odds of fake.
     """
     by_detector = of_detectors(log_odds, detectors)
     if method == "mean":

@@ -313,7 +313,16 @@ def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
 
 
 def _source_rows(source: str, scored: pl.DataFrame, names: Sequence[str], config: RunConfig) -> list[Row]:
-    """Return the RESULTS rows of the model or one control, in every scope: all folds, by group, by target, by fold."""
+    """Return the rows of RESULTS for the model or one control, in every scope.
+
+    The scopes are all folds, all folds with one vote per group, every target and every fold.
+
+    Args:
+        source: the model or the control.
+        scored: columns ``group_id label fold score threshold``, optionally ``target logit``.
+        names: names of the metrics (``measured``).
+        config: gives replicates, confidence and seed.
+    """
     of_folds: list[Row] = []
     values: dict[str, list[float]] = {name: [] for name in names}
     for fold in scored["fold"].unique().sort():
@@ -405,7 +414,13 @@ def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfi
 
 
 def _binned(value: pl.Expr, edges: Sequence[int], names: Sequence[str]) -> pl.Expr:
-    """Return an expression for the name of the half-open bin [from, to) of ``value``; null if the value is missing."""
+    """Return an expression for the name of the bin in which ``value`` lies; null if the value is missing.
+
+    Args:
+        value: expression of a number.
+        edges: B ascending edges; a bin includes its lower edge and excludes its upper edge.
+        names: B + 1 names; the first bin is below all edges, the last one above.
+    """
     number = pl.sum_horizontal([value >= edge for edge in edges], ignore_nulls=False)
     return number.replace_strict(dict(enumerate(names)), return_dtype=pl.String)
 

@@ -157,7 +157,7 @@ def _score_level(
 
 
 def _identity(networks: Networks, level: str) -> str:
-    """Return a hex SHA-256 of everything that a score depends on, except the video."""
+    """Return a hex SHA-256 of everything that determines the scores of ``level``, except the video."""
     recipe = "" if level == UNDISTURBED else RECIPES[level].digest
     folds = [(fold, of.weights, of.temperature, of.prior_logit) for fold, of in networks.folds.items()]
     return sha256_of_json([recipe, networks.store.decode_hash, folds, networks.compute.describe()])
@@ -183,8 +183,12 @@ def _stored(file: Path, networks: Networks, level: str) -> pl.DataFrame:
 def _check_undisturbed(scored: pl.DataFrame, networks: Networks) -> float:
     """Return the largest absolute difference between the undisturbed videos' scores and their stored scores.
 
+    Args:
+        scored: one row per video, with columns ``video_id score stored failure``.
+        networks: the networks that gave the scores.
+
     Raises:
-        DataError: a video cannot be scored now, or gets another score.
+        DataError: a video cannot be scored now, or a difference is larger than rounding explains.
     """
     failed = scored.drop_nulls("failure").sort("video_id")
     if failed.height:

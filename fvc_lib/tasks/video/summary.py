@@ -21,7 +21,13 @@ from fvc_lib.tasks.video.data import ClipRow, FoldClips
 
 @dataclass(frozen=True)
 class Candidate:
-    """Candidate settings of a model on features, and their loss on inner folds of the training groups."""
+    """Settings that a model on features could choose, and their loss.
+
+    Attributes:
+        settings: the settings by name.
+        inner_loss: loss on inner folds of the training groups, in nats per video, weighted as in training; NaN if the
+            groups are too few for inner folds.
+    """
 
     __pydantic_config__ = NAN_AS_TEXT
 

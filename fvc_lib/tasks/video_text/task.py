@@ -96,10 +96,15 @@ class VideoTextDataset:
 def text_tensors(
     tokenizer: TextTokenizer, texts: Sequence[str], max_tokens: int, encoder: str = ""
 ) -> dict[str, Tensor]:
-    """Return the network's inputs for N ``texts`` by name, one row per text.
+    """Return the network's inputs for N texts, by name, one row per text.
 
-    These are ``tokens`` int64 (N, L), where L is ``max_tokens``, and the inputs of the transformers text encoder in the
-    folder ``encoder`` (empty: no encoder).
+    These are ``tokens`` int64 (N, L), and the inputs of the text encoder if there is one.
+
+    Args:
+        tokenizer: turns texts into tokens.
+        texts: the N texts.
+        max_tokens: L, the number of tokens per text, beginning and end included.
+        encoder: folder of a text encoder from the transformers library; empty: none.
     """
     tensors = {"tokens": tokenizer.encode(texts, max_tokens)}
     return tensors | encoder_tensors(encoder, texts, max_tokens) if encoder else tensors
@@ -160,7 +165,7 @@ class VideoTextOutputs(SampleColumns):
 
 
 def rankings(retrieval: Mapping[str, Tensor]) -> dict[str, Ranking]:
-    """Return the retrieval ranking of both directions (video to text, text to video), by the direction's name.
+    """Return the ranking of texts for each video, and of videos for each text, by the direction's name.
 
     ``retrieval`` is a result of ``VideoTextOutputs.retrieval_set`` that is not empty.
     """
@@ -211,7 +216,10 @@ class VideoTextTask:
         return outputs
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        """Return the weighted captioning loss, summed over samples that weigh 1; it is 0 without a decoder."""
+        """Return the weighted captioning loss, summed over the samples, and the number of samples as its weight.
+
+        The loss is 0 if the network has no decoder.
+        """
         device = next(iter(outputs.values())).device
         total = torch.zeros((), device=device)
         if self._plan.captions:

@@ -195,7 +195,7 @@ def decoded(networks: Networks, path: Path, content_sha256: str) -> Iterator[tup
 
 
 def _picture(found: Windows) -> tuple[Any, slice, slice]:
-    """Return the index that cuts the black bars off frames (..., S, S)."""
+    """Return the index that cuts the black bars off frames (..., S, S) of the video whose windows are ``found``."""
     left, top, width, height = found.content
     return ..., slice(top, top + height), slice(left, left + width)
 
@@ -282,9 +282,9 @@ def occlusion_map(
     blurred = _blurred(seen, clip.shape[-1] // 8)
 
     def mean_logits(masks: Masks) -> Floats:
-        """Return float64 (M,): for each of M masks (num_tiles,), the mean logit after deleting the True tiles.
+        """Return the logits of the clip after deleting tiles, float64 (M,), averaged over the networks of ``folds``.
 
-        The mean is over the networks of ``folds``.
+        ``masks`` are M masks (num_tiles,); True means that the tile is deleted.
         """
         nonlocal done
         logits = np.zeros(len(masks))
@@ -366,7 +366,13 @@ def _deletion_check(mean_logits: Callable[[Masks], Floats], drops: Floats) -> fl
 
 
 def _elsewhere(drops: Floats) -> Iterator[Floats]:
-    """Yield up to ``PLACEMENTS`` copies of ``drops``, moved cyclically and at random by at least ``_FAR`` tiles."""
+    """Yield up to ``PLACEMENTS`` copies of a map, moved cyclically and at random within the picture.
+
+    Every copy is moved by at least ``_FAR`` tiles, vertically or horizontally.
+
+    Args:
+        drops: the map, float (blocks, rows, columns) of tiles.
+    """
     height, width = drops.shape[1:]
     down, right = np.indices((height, width))
     tiles_down, tiles_right = np.minimum(down, height - down), np.minimum(right, width - right)

@@ -153,7 +153,7 @@ class KnownVideos:
         return [answer if answer in telling else UNDECIDED for answer in p_values.answers(rule.rates)]
 
     def rates(self, rule: Rule) -> AbstentionRates:
-        """Return the rates of errors and undecided answers on the run's own videos."""
+        """Return the error rates of the rule, and the share of undecided videos, on the run's own videos."""
         return abstention_rates(self.witnesses, self.answers_to(self.left_out, rule))
 
 

@@ -168,7 +168,9 @@ class Networks:
             self.network(fold)
 
     def network(self, fold: int) -> Any:
-        """Return the network of ``fold`` in evaluation mode on its device; for forensic features a ``FittedModel``.
+        """Return the network of ``fold`` in evaluation mode on its device, loaded at the first call.
+
+        For forensic features it is a ``FittedModel``.
 
         Raises:
             UsageError, FvcError: as ``Trained.built`` and ``fitted_model``.
@@ -302,7 +304,11 @@ def score_clips(
 
 
 def _score_features(networks: Networks, files: Mapping[int, FileToScore]) -> Iterator[FileScores]:
-    """Measure the forensic features of ``files``, and yield the scores of the models on them.
+    """Yield the scores of files by models on forensic features, which are measured here.
+
+    Args:
+        networks: the models of a run or bundle.
+        files: the files, by their position in the caller's list.
 
     Raises:
         UsageError: a file is to be re-encoded first, which only networks support.

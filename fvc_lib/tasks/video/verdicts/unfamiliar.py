@@ -199,7 +199,7 @@ def nearest_distances(
 
 @dataclass(frozen=True)
 class FeatureDistance:
-    """Measure how far a new video's features are from those of the run's test videos, over all folds.
+    """The features of the run's test videos, which measure how unlike them a new video is.
 
     Attributes:
         features: features of the N test videos of every fold, float32 (N, F), by the fold's number. The network of the
@@ -213,7 +213,7 @@ class FeatureDistance:
 
     @cached_property
     def num_groups(self) -> int:
-        """Number of groups in all folds together."""
+        """The number of different groups in all folds together."""
         return len(np.unique(np.concatenate([*self.groups.values()])))
 
     @cached_property
@@ -301,9 +301,10 @@ class FeatureDistance:
 
 
 def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | None:
-    """Return the features of the run's tested videos, computed from the stored clips or read from the cache.
+    """Return the features of the run's tested videos, to compare new videos with.
 
-    At most ``MOST_VIDEOS`` videos are used: whole groups, in an arbitrary but fixed order.
+    They are computed from the stored clips or read from the cache. At most ``MOST_VIDEOS`` videos are used: whole
+    groups, in an arbitrary but fixed order.
 
     Args:
         networks: the networks of the run.
