@@ -84,7 +84,7 @@ class MemoryFindings:
 def run_memory(
     samples: Answer, events: Answer, *, leave_out: Collection[str] = (), folds: Collection[int] = ()
 ) -> MemoryFindings:
-    """Return the memory findings of a run.
+    """Return peaks, growth, events and predictions of the memory of a run.
 
     Args:
         samples: outcome of ``queries.memory_samples``.

@@ -290,7 +290,9 @@ _MODEL = re.compile(rf"{SCHEME}(?P<name>[^/@:]+)(?:@(?P<alias>[^/@:]+)|/(?P<vers
 
 
 def model_and_alias(text: str) -> tuple[str, str]:
-    """Return ``(name, alias)`` of the text ``NAME`` or ``NAME@ALIAS``; the alias may be empty.
+    """Split the value of the option ``--register``, ``NAME`` or ``NAME@ALIAS``, into ``(name, alias)``.
+
+    Without ``@ALIAS`` the alias is an empty text.
 
     Raises:
         UsageError: the text has another form.
@@ -467,7 +469,7 @@ def _without_secrets(text: str, uri: str) -> str:
 
 @contextlib.contextmanager
 def connected(tracking_uri: str) -> Iterator[Any]:
-    """Yield an ``MlflowClient`` connected to ``tracking_uri``; warnings and logs are silent inside the block.
+    """Yield an ``MlflowClient`` connected to ``tracking_uri``. Warnings and logs are silent within the ``with`` block.
 
     Raises:
         UsageError: MLflow is not installed.

@@ -1,1 +1,1 @@
-"""Audit of scores from any source: what a table of scores shows about its detectors, and what it does not."""
+"""Audit of detectors of any origin, from a table of their scores: metrics, controls, and the limits of both."""

@@ -118,7 +118,7 @@ def _threshold(audit: Audit, first: str) -> list[str]:
     """Return one sentence on the shares of reals and of fakes that the detector ``first`` calls fake.
 
     The threshold is that of ``Settings.decides_at``. For the default ``best``, it is the threshold for 1 % false
-    alarms. Without these shares, the sentence says so, or the list is empty for ``best``.
+    alarms. If there are too few reals for the threshold, the sentence says so. For ``best`` the list is then empty.
     """
     how = audit.settings
     point = "fpr=0.01" if how.decides_at == "best" else how.decides_at

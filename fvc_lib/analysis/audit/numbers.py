@@ -115,8 +115,8 @@ _COLUMNS = {
 def _frame(rows: Sequence[Row], columns: str) -> pl.DataFrame:
     """Return ``rows`` as a frame in which NaN is null.
 
-    ``columns`` holds column names separated by spaces. A key of ``_KINDS`` may follow a name, as in
-    ``num_videos:count``. Other columns are Float64.
+    ``columns`` holds column names separated by spaces. A name may be followed by the kind of its values, a key of
+    ``_KINDS``, as in ``num_videos:count``. Columns without a kind are Float64.
     """
     parts = [column.partition(":") for column in columns.split()]
     return pl.DataFrame(rows, {name: _KINDS[kind] for name, _, kind in parts}, orient="row").fill_nan(None)
@@ -190,7 +190,10 @@ class Audit:
         return self.coverage.filter(detector=detector)[column].item()
 
     def honest_controls(self, detector: str) -> pl.DataFrame:
-        """Return the rows of ``controls`` for ``detector`` whose control has a value and was split without a leak."""
+        """Return the rows of ``controls`` for ``detector`` that it must be above.
+
+        Controls without a value are left out, and so are controls on a split that leaks (``DISHONEST_CONTROLS``).
+        """
         is_honest = ~pl.col("source").is_in(list(DISHONEST_CONTROLS))
         return self.controls.filter(is_honest, detector=detector).drop_nulls("value")
 

@@ -46,9 +46,9 @@ class Panel:
     tasks: tuple[str, ...] = ()
 
     def bundle(self, selection: Selection) -> Bundle:
-        """Return a dict from mimetype to the panel's content for ``selection``.
+        """Return the content of the panel for ``selection``, as a dict from mimetype to content for IPython.
 
-        If the panel is not for the task of the run in detail, the content is invisible.
+        If the panel is not meant for the task of the run that is shown in detail, the content is invisible.
         """
         is_meant = not self.tasks or task_of(selection.detailed) in self.tasks
         shown = self.draw(selection) if is_meant else NOTHING
@@ -90,7 +90,10 @@ def panels() -> tuple[Panel, ...]:
 
 @PANELS.register_panel("notes", at=90, is_live=True)
 def notes(selection: Selection) -> str:
-    """Return text that lists panels that failed to load, and unreadable files and log lines of the run in detail."""
+    """Return text that lists panels that failed to load, and files and log lines that could not be read.
+
+    Only files of the run that is shown in detail are listed.
+    """
     missing = [f"Panels of {module} are missing: {reason}" for module, reason in PANELS.broken.items()]
     unread = [note for read in SQL_TABLES.values() for note in read([selection.detailed]).notes]
     return "\n".join(dict.fromkeys(missing + unread)) or "All lines of the run in detail could be read."

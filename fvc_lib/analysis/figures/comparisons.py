@@ -127,7 +127,10 @@ def cost_figure(comparison: DetectorComparison, cost: str = "milliseconds_per_cl
 
 @PANELS.register_panel("comparison", at=73, follows=("runs",), tasks=("video",))
 def _pairs_panel(selection: Selection) -> Shown:
-    """Return sentences on the difference in ROC AUC between the runs of each chosen pair, and on runs left out."""
+    """Compare every pair of chosen runs. Return sentences on the difference in ROC AUC of each pair.
+
+    Further sentences name the runs that cannot be compared. With one chosen run the panel is empty.
+    """
     return HtmlSentences(lines(compare(selection.runs, replicates=1000))) if len(selection.runs) > 1 else NOTHING
 
 
@@ -137,8 +140,8 @@ def _pairs_panel(selection: Selection) -> Shown:
 def detectors_figure(audit: Audit) -> go.Figure:
     """Return a figure of the ROC AUC of every detector, and of the controls (simple predictors), with intervals.
 
-    A detector is hollow if it is not shown to be above its controls. A control is hollow if its split leaks.
-    Controls are drawn as they were measured next to the first detector.
+    A detector is hollow if it is not shown to be above its controls. A control is hollow if its split leaks. Controls
+    are drawn as they were measured next to the first detector.
     """
     first = audit.detectors[0]
     rows = []
@@ -164,10 +167,10 @@ def detectors_figure(audit: Audit) -> go.Figure:
 
 
 def verdict_table(table: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per judged file: ``file verdict score probability reasons``.
+    """Return the verdicts on new video files for readers, one row per file.
 
-    ``score`` is text: the mean over the networks of the folds, with the lowest and the highest. ``table`` holds rows of
-    VERDICTS.
+    Columns are ``file verdict score probability reasons``. ``score`` is text: the mean over the networks of the folds,
+    with the lowest and the highest. ``table`` holds rows of ``tables.VERDICTS``.
     """
     ends = table.select("score", "score_low", "score_high").rows()
     scores = ["" if row[0] is None else interval_text(*row) for row in ends]

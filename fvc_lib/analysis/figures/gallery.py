@@ -109,9 +109,10 @@ def cards_of(rows: pl.DataFrame, picture: Callable[[Row], bytes | None]) -> tupl
     """Return one card (a picture with its text) per row.
 
     Args:
-        rows: the columns ``path``, ``title`` and ``lines`` (a list of texts), and those that ``picture`` reads.
-        picture: takes a row and returns JPEG bytes, or None. If there is no picture, or FvcError, OSError or ValueError
-            is raised, the card says that the file cannot be shown.
+        rows: a frame with the columns ``path``, ``title`` and ``lines`` (a list of texts), and those that ``picture``
+            reads.
+        picture: takes a row as a dict and returns JPEG bytes, or None. If it returns None or raises FvcError, OSError
+            or ValueError, the card says that the file cannot be shown.
     """
     cards = []
     for row in rows.iter_rows(named=True):

@@ -22,9 +22,9 @@ _PHASE_COLORS = {"train": theme.CONTROL, "validation": theme.MODEL}
 
 
 def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smoothing: float = 0.0) -> go.Figure:
-    """Return a figure with one small panel per stage and fold, with the curves of training and validation.
+    """Return a figure of one metric over training steps, with the curves of training and validation.
 
-    All panels have the same vertical scale.
+    There is one small panel per stage and fold. All panels have the same vertical scale.
 
     Args:
         curves: rows of ``queries.learning_curves`` of one run.

@@ -82,8 +82,9 @@ def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int | Non
             validation part.
 
     Returns:
-        ``fold temperature threshold num_test_videos num_test_groups called_fake_share epoch num_inner_videos
-        num_inner_groups``. Null means not recorded. ``called_fake_share`` is the share of test videos called fake.
+        The columns ``fold temperature threshold num_test_videos num_test_groups called_fake_share epoch
+        num_inner_videos num_inner_groups``. Null means not recorded. ``called_fake_share`` is the share of test videos
+        called fake.
     """
     names = ["fold", "epoch", "num_inner_videos", "num_inner_groups"]
     rows = [(fold, *chosen) for fold, chosen in epochs.items()]
@@ -120,8 +121,11 @@ def controls_figure(
 ) -> go.Figure:
     """Return a figure of the ROC AUC of the model and of its controls over all folds, with intervals.
 
-    The title is the sentence of ``verdict``, the verdict of the run. If it is None, the verdict is computed from
-    ``results`` alone.
+    Args:
+        results: rows of ``tables.RESULTS``.
+        confidence: coverage of their intervals, for the subtitle.
+        verdict: whether the model is above its controls. Its sentence is the title. None: the verdict is computed from
+            ``results`` alone.
     """
     scores = [score for score in headline.overall_scores(results) if score.value is not None]
     if not scores:
@@ -226,7 +230,7 @@ def _slices_panel(selection: Selection) -> Shown:
 def _parameters_panel(selection: Selection) -> Shown:
     """Return a table of the parameters in which the chosen runs differ, with one column per run.
 
-    Only runs with the task of the run in detail are included.
+    Only runs with the same task as the run that is shown in detail are included.
     """
     task = task_of(selection.detailed)
     runs = [run for run in selection.runs if task_of(run) == task]

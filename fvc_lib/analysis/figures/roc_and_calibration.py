@@ -251,8 +251,7 @@ def risk_coverage_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
     """Return a figure of the share of wrong decisions if only the surest 10, 20, ... 100 percent of videos are decided.
 
     A decision is surer if the score is farther from the threshold of its fold. ``predictions`` are rows of
-    ``tables.PREDICTIONS``. ``how`` are ``replicates``, ``seed`` and
-    ``confidence`` of the intervals.
+    ``tables.PREDICTIONS``. ``how`` are ``replicates``, ``seed`` and ``confidence`` of the intervals.
     """
     if predictions.is_empty():
         return theme.nothing_to_show("Abstaining", "No predictions are recorded.")

@@ -1,1 +1,1 @@
-"""Offline HTML pages: the report, one page per notebook, the list of all runs."""
+"""HTML pages that work offline: reports, the list of runs, and predictions for new files. Also notebook displays."""

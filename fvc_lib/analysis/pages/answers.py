@@ -85,7 +85,7 @@ def frame_pictures(clips: Pixels) -> dict[str, Any]:
 
 
 def over_time(begins: Floats, ends: Floats, scores: Floats, middles: Pixels, seconds: float) -> Any:
-    """Return the values that the template needs to draw the score over time, or None with fewer than two windows.
+    """Return the values for the template ``video.html`` to draw the score of a video over time.
 
     A window is a part of the video that the networks score. There are W windows and K networks.
 
@@ -97,10 +97,13 @@ def over_time(begins: Floats, ends: Floats, scores: Floats, middles: Pixels, sec
         seconds: length of the video in seconds.
 
     Returns:
-        None, or a dict for the template ``video.html``. ``line`` is the mean over networks, and ``band`` is the range
-        over networks, both as points of an SVG. ``under`` are frames below the curve, as data URIs. ``most`` is the
-        window with the highest mean: its ``begin`` and ``end`` in seconds, and its ``score``. ``label``, ``several``
-        and ``ticks`` are texts of the axes, and whether there are several networks.
+        None with fewer than two windows, else a dict:
+
+        - ``line`` and ``band``: the mean and the range over networks, as points of an SVG.
+        - ``label``: description of the curve. ``ticks``: texts of the time axis.
+        - ``several``: whether there are several networks.
+        - ``under``: frames below the curve, as data URIs.
+        - ``most``: the window with the highest mean, with ``begin`` and ``end`` in seconds, and ``score``.
     """
     if len(begins) < 2:
         return None

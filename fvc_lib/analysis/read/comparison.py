@@ -72,7 +72,7 @@ Refusal = tuple[str, str]  # (name of a run that is not compared, reason with a 
 
 @dataclass(frozen=True, eq=False)
 class JudgedRun:
-    """A finished run or ensemble whose predictions can be compared with those of other runs.
+    """A run or ensemble whose predictions can be compared with those of other runs.
 
     Attributes:
         name: the run's id, or its path if another run has the same id.
@@ -86,7 +86,7 @@ class JudgedRun:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The run's configuration."""
+        """The run's parameters, read from its ``params.yaml``."""
         return run_config(self.run.params_yaml)
 
     @cached_property
@@ -207,9 +207,9 @@ def with_data_of_first(runs: Sequence[JudgedRun]) -> tuple[list[JudgedRun], list
 
 
 def runs_to_compare(names: Sequence[str], runs_dir: AnyPath) -> list[RunPaths]:
-    """Return the runs and ensembles called ``names``.
+    """Return the runs and ensembles in ``runs_dir`` that are called ``names``.
 
-    Without names, return all video runs of the newest run's experiment, oldest first, and then its ensembles.
+    If ``names`` is empty, return all video runs of the newest run's experiment, oldest first, and then its ensembles.
 
     Raises:
         UsageError: a name fits no run.
@@ -484,7 +484,7 @@ def lines(comparison: Comparison) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Members:
-    """Runs that make one ensemble.
+    """The runs that an ensemble combines, with their detectors.
 
     Attributes:
         runs: the runs, in the order in which the user named them.
@@ -509,7 +509,7 @@ def read_members(runs: Sequence[RunPaths]) -> Members:
         UsageError: there are fewer than two different runs, a run is an ensemble, or two runs have the same training
             parameters and seed.
         DataError: a run is damaged or not finished, or runs differ in videos, labels, groups, folds, protocols or
-            operating points.
+            operating points (rules that choose the threshold).
     """
     if inner := [run.run_id for run in runs if is_ensemble(run.root)]:
         raise UsageError(f"{inner[0]} is an ensemble itself. Name its runs.")

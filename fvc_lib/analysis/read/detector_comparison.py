@@ -85,7 +85,7 @@ class Detector:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The names of the detector's networks, without repetition; several for an ensemble of different networks."""
+        """The names of the detector's networks, without repetition. An ensemble may have several."""
         return tuple(dict.fromkeys(part.model for part in self.runs[0].parts))
 
     @property
@@ -276,7 +276,7 @@ def run_table(runs: Sequence[tuple[JudgedRun, str]]) -> pl.DataFrame:
 
 
 def runs_of(comparison: DetectorComparison) -> list[tuple[JudgedRun, str]]:
-    """Return pairs of a compared run and the name of its detector."""
+    """Return all compared runs as pairs ``(run, name of its detector)``, in the order of the detectors."""
     return [(run, detector.name) for detector in comparison.detectors for run in detector.runs]
 
 

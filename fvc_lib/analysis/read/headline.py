@@ -104,7 +104,7 @@ class Score:
 
     @property
     def text(self) -> str:
-        """The source with its value and interval, as text."""
+        """The source with its value and interval, such as ``metadata only, 0.612 [0.550, 0.671]``."""
         return f"{source_name(self.source).lower()}, {interval_text(self.value, self.low, self.high)}"
 
 
@@ -221,7 +221,7 @@ class ReportHeadline(MeasuredScores):
     duration_seconds: float | None
     started_utc: str | None
     model: str | None
-    protocol: str  # empty for folds
+    protocol: str  # empty for the protocol ``kfold``
     corpus: str | None
     failure: str | None
     more_facts: tuple[tuple[str, str], ...] = ()
@@ -423,7 +423,8 @@ def protocol_cautions(parameters: Mapping[str, object], results: pl.DataFrame, m
 def official_leaks(parameters: Mapping[str, object], audit: pl.DataFrame) -> str:
     """Return a sentence on the leaks of the official split (the one that the corpus publishes).
 
-    Empty if the run uses another protocol or nothing leaks. ``audit`` holds rows of LEAKAGE_AUDIT.
+    Empty if the run uses another protocol or nothing leaks. ``audit`` holds rows of ``tables.LEAKAGE_AUDIT``, and
+    ``parameters`` are those of the run.
     """
     if protocol_name(parameters) != OFFICIAL:
         return ""
@@ -437,7 +438,10 @@ def official_leaks(parameters: Mapping[str, object], audit: pl.DataFrame) -> str
 
 
 def leakage_audit_of(run: RunPaths) -> Answer:
-    """Return the run's table LEAKAGE_AUDIT, after a first column ``run_id``. It is empty if the run has none."""
+    """Return the leakage checks of a run: the column ``run_id``, then those of ``tables.LEAKAGE_AUDIT``.
+
+    A check looks for a leak, such as a group in training and test. The frame is empty if the run has no checks.
+    """
     return read_tables([(path_to_text(run.run_id), run.leakage_audit)], LEAKAGE_AUDIT)
 
 
@@ -448,7 +452,10 @@ def audit_failures(run: RunPaths) -> list[str]:
 
 
 def audit_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
-    """Return one pair ``(name, text)`` with the number of passed leakage checks. Empty if there are no checks."""
+    """Return the number of passed leakage checks as one fact for a report, a pair ``(name, text)``.
+
+    The tuple is empty if there are no checks.
+    """
     passed = leakage_audit_of(run).frame["passed"].drop_nulls()
     if passed.is_empty():
         return ()
@@ -551,7 +558,10 @@ def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
 
 
 def run_headline(run: RunPaths) -> ReportHeadline:
-    """Return the headline of a run, from the files that it has written so far."""
+    """Return the headline of a run: main score, verdict against the controls, cautions and facts.
+
+    It is read from the files that the run has written so far.
+    """
     parameters, status, measured = run_parameters(run), run_status(run), measured_scores(run)
     verdict, audit = run_verdict(run, measured), leakage_audit_of(run)
     cautions = [f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []
@@ -633,7 +643,7 @@ def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[s
 
 
 def what_to_do(control: Score) -> str:
-    """Return advice on how to change data or parameters if the model is not above ``control``. It may be empty.
+    """Return advice on data and parameters for a model that is not above ``control``. Empty if there is no advice.
 
     If the control's interval reaches down to chance, the advice says that other videos would not help.
     """

@@ -80,7 +80,7 @@ def ask(
 
 @dataclass(frozen=True)
 class SqlExample:
-    """A question in words and the SQL that answers it over ``SQL_TABLES``."""
+    """An example for users: a question in words, and the SQL query over ``SQL_TABLES`` that answers it."""
 
     name: str
     question: str
@@ -266,8 +266,8 @@ def memory_events(runs: Sequence[RunPaths]) -> Answer:
 def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
     """Return the peak memory of each stage and fold in bytes: the maximum over all phases and samples.
 
-    Columns are ``run_id stage fold num_samples peak_rss_bytes peak_device_bytes``. ``peak_rss_bytes`` is main memory,
-    on a CPU with that of child processes. ``peak_device_bytes`` is the memory of the accelerator, or null without one.
+    Columns are ``run_id stage fold num_samples peak_rss_bytes peak_device_bytes``. ``peak_rss_bytes`` is main memory.
+    On a CPU it includes child processes. ``peak_device_bytes`` is the memory of the accelerator, or null without one.
     """
     samples = memory_samples(runs)
     query = """
@@ -361,7 +361,7 @@ def read_parameters(runs: Sequence[RunPaths]) -> Answer:
 
 
 def parameter_differences(runs: Sequence[RunPaths]) -> Answer:
-    """Return the rows of ``read_parameters`` for the parameters that do not have the same value in all ``runs``."""
+    """Return the parameters that have several values in ``runs``, with the same columns as ``read_parameters``."""
     parameters = read_parameters(runs)
     differing = pl.col("value").n_unique().over("parameter") > 1
     return Answer(parameters.frame.filter(differing), parameters.notes)
@@ -467,9 +467,9 @@ def fold_balance(run: RunPaths) -> Answer:
 def augmentation_counts(run: RunPaths) -> Answer:
     """Count how many augmented clips each operation of the augmentation was applied to, one row per operation.
 
-    Columns are ``operation num_clips num_augmented share``. ``num_clips`` is the number of augmented clips
-    that the operation was applied to. ``num_augmented`` is the number of all augmented clips, and ``share`` is
-    ``num_clips / num_augmented``.
+    Columns are ``operation num_clips num_augmented share``. ``num_clips`` is the number of augmented clips that the
+    operation was applied to. ``num_augmented`` is the number of all augmented clips, and ``share`` is ``num_clips /
+    num_augmented``.
     """
     query = """
         WITH made AS (
@@ -546,9 +546,10 @@ def default_selection(runs_dir: Path, run: str | None = None) -> Selection:
 
 
 def default_metrics(run: RunPaths) -> tuple[str, ...]:
-    """Return the metrics whose learning curves are shown by default for the run's task (``TaskSpec.curves``).
+    """Return the names of the metrics whose learning curves the dashboard shows first for the run's task.
 
-    A pattern with ``*`` stands for the first metric by name that matches it and was logged.
+    They come from ``TaskSpec.curves``. A name with ``*`` in it stands for the first logged metric that it matches, in
+    alphabetical order.
     """
     logged = learning_curves([run], phases=["validation"]).frame["metric"].unique().sort()
     names = [fnmatch.filter(logged, name)[:1] if "*" in name else [name] for name in TASKS[task_of(run)].curves]

@@ -1,8 +1,7 @@
 """Read what a run has recorded in its folder: tables, state and parameters, and names for runs and corpora.
 
 Files may be damaged, missing or not from this project. A stage is the part of a run that one notebook does. A
-protocol is the rule that splits videos into training and
-test, such as ``kfold`` or ``cross_corpus``.
+protocol is the rule that splits videos into training and test, such as ``kfold`` or ``cross_corpus``.
 """
 
 import datetime
@@ -48,7 +47,7 @@ def as_list(value: object) -> list[Any]:
 
 
 def as_number(value: object) -> float | None:
-    """Return ``value`` if it is a number, else None."""
+    """Return ``value`` if it is an int or float, else None. True and False give None."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
