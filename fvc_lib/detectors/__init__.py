@@ -1,1 +1,1 @@
-"""Detectors: the networks, one file per network or per family of networks with a common adapter."""
+"""Detectors: networks and classical models, one file per network or per family of networks with a common adapter."""

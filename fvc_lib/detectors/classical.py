@@ -367,7 +367,7 @@ def trunk_config(config: RunConfig) -> RunConfig:
 
 
 def refuse_settings(config: RunConfig) -> None:
-    """Raise ``UsageError`` if ``config`` has settings that do not apply to a model on features."""
+    """Raise ``UsageError`` if ``config`` sets parameters that do not apply to a model on features, such as ``head``."""
     wrong: dict[str, object] = {
         "class_balance": config.class_balance not in ("loss", "none"),
         "num_ranks": config.num_ranks > 1,

@@ -339,7 +339,7 @@ def loaded_weights_of(network: nn.Module) -> LoadedWeights | None:
 
 
 def weights_path(text: str) -> Path | None:
-    """Return the path that the parameter ``model_weights`` names, ``text``; None for an empty text.
+    """Return the value ``text`` of the parameter ``model_weights`` as a path; None for an empty text.
 
     Raises:
         UsageError: the path does not exist; or it lies in the folder of a run or bundle (exported detector), whose

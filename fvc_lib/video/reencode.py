@@ -110,7 +110,7 @@ class Recipe:
         return sha256_of_json([fields, code_hash(__name__, "fvc_lib.video"), av.__version__])
 
     def shown(self, times: Seconds) -> tuple[IntArray, Seconds]:
-        """Return the indices of the frames to write, and their times.
+        """Return a tuple: the indices of the source frames to write, and the times at which they are shown.
 
         Args:
             times: float64 (n,), ascending, in seconds, of all frames in presentation order.

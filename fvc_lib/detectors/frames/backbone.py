@@ -25,7 +25,7 @@ from fvc_lib.services.registry import BACKBONES, DETECTORS, TrunkOptions
 
 
 class Backbone(nn.Module):
-    """Base class of networks that turn pictures into features, and that consist of stages which can be frozen."""
+    """Base class of networks that turn pictures into features; their stages (groups of layers) can be frozen."""
 
     num_features: int  # of one picture
 
@@ -43,7 +43,10 @@ class Backbone(nn.Module):
 
 
 class EncoderBackbone(Backbone):
-    """A backbone made of the trunk of a detector on single frames; ``Trunk`` describes its norms and dropout."""
+    """A backbone made of the trunk (network without head) of a detector on single frames.
+
+    ``Trunk`` describes how norms and dropout behave in training.
+    """
 
     def __init__(self, trunk: PictureTrunk) -> None:
         super().__init__()
@@ -180,7 +183,7 @@ class ImageModel(nn.Module):
     def forward(self, images: Tensor) -> Outputs:
         """Return ``class_logits`` float (B, C) and ``values`` float (B, T) for images uint8 (B, 3, H, W).
 
-        ``values`` are predictions of the scaled targets. Without a head the tensor has no columns.
+        ``values`` are predictions of the scaled targets. The tensor of a head that does not exist has no columns.
         """
         features = self.backbone(images)
         none = features.new_zeros(len(features), 0)

@@ -1,7 +1,7 @@
 """Encoders of pictures from the transformers package, frame by frame: CLIP, DINOv2, DINOv3 and SigLIP.
 
-Weights are a folder as ``save_pretrained`` writes it; its ``config.json`` gives the size of the network. Without such a
-folder the network has the published size and random weights.
+Weights are read from a folder that ``save_pretrained`` wrote; its ``config.json`` states the size of the network.
+Without such a folder the network has the published size and random weights.
 """
 
 from dataclasses import dataclass
@@ -113,7 +113,7 @@ _NETWORKS: dict[str, tuple[_Kind, str, dict[str, Any]]] = {
 
 
 class TransformersFrames(PictureTrunk):
-    """A trunk whose features of a frame are the encoder's pooled output."""
+    """A trunk (network without head) whose features of a frame are the pooled output of an encoder in transformers."""
 
     def encode_pictures(self, pictures: Tensor) -> Tensor:
         """Return features (N, F) of normalised pictures, float (N, 3, H, W)."""

@@ -45,8 +45,8 @@ def forensic_maps(frames: Tensor, cell: int) -> Tensor:
 
     Returns:
         float32 (B, 8, T, H // cell, W // cell): R, G, B; horizontal, vertical and mixed residual; difference to the
-        previous and to the next frame. The first and the last frame have their only neighbour for both; a single frame
-        has zeros.
+        previous and to the next frame. For the first and the last frame, the difference to the only neighbour is used
+        twice. For a single frame, differences are zero.
     """
     pixels = frames.float()
     luma = pixels[:, :, 0] * _LUMA[0]
@@ -75,7 +75,7 @@ def _motion(luma: Tensor, cell: int) -> Tensor:
 
 
 def _second_difference(image: Tensor, dim: int) -> Tensor:
-    """Return 2x[i] - x[i-1] - x[i+1] along ``dim``; zero at both ends."""
+    """Return 2 x[i] - x[i - 1] - x[i + 1] along ``dim`` of ``image``, in the same shape; zero at both ends."""
     inner = image.shape[dim] - 2
     result = torch.zeros_like(image)
     middle = result.narrow(dim, 1, inner)
@@ -166,7 +166,14 @@ R2PLUS1D_BIBTEX = """@inproceedings{tran2018closer,
 
 
 class ConvNorm(nn.Module):
-    """A 3-D convolution without bias, padded to keep the size at stride 1, then group norm and ReLU."""
+    """A 3-D convolution without bias, padded to keep the size at stride 1, then group norm and ReLU.
+
+    Args:
+        inputs: number of input channels.
+        outputs: number of output channels.
+        kernel: sizes of the kernel in time, height and width.
+        stride: strides in time, height and width.
+    """
 
     def __init__(
         self, inputs: int, outputs: int, kernel: tuple[int, int, int], stride: tuple[int, int, int] = (1, 1, 1)

@@ -19,7 +19,7 @@ _INITIAL_DEVIATION = 0.02  # standard deviation of initial embeddings, as in GPT
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention with ``heads`` heads; ``width`` must be a multiple of ``heads``."""
+    """Scaled dot-product attention of ``heads`` heads on states of size ``width``, a multiple of ``heads``."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -169,10 +169,10 @@ class CaptionDecoder(nn.Module):
         self.transformer = Transformer(width, heads, layers, max_tokens - 1, with_memory=True)
 
     def forward(self, tokens: Tensor, memory: Tensor) -> Tensor:
-        """Return logits (B, L, V) for the token that follows every token.
+        """Return logits (B, L, V): for every token, those of the token that follows it.
 
         Args:
-            tokens: int64 (B, L).
+            tokens: int64 (B, L), token ids of B texts.
             memory: float (B, T, W), features of the clips.
         """
         return self._states(tokens, memory) @ self.embedding.weight.T
@@ -188,7 +188,7 @@ class CaptionDecoder(nn.Module):
 
         Returns:
             A mapping with ``caption_loss`` float32 (B,), the mean cross-entropy per token in nats; and
-            ``token_accuracy`` float32 (B,), the share of tokens that have the highest logit, without gradient.
+            ``token_accuracy`` float32 (B,), the share of tokens whose logit is the highest, without gradient.
         """
         logits, wanted = self(tokens[:, :-1], memory).float(), tokens[:, 1:]
         counted = (wanted != self._numbers.padding).float()

@@ -89,14 +89,14 @@ def sigmoid_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
 
 
 class SimilarityScale(nn.Module):
-    """Cosine similarities, multiplied by a learned scale and, for the sigmoid loss, shifted by a learned bias.
+    """A layer for scaled cosine similarities of videos and texts, and the contrastive loss on them.
 
-    The bias begins near the log odds that a random video and text of a batch belong together. (SigLIP begins at -10,
-    for batches of 32,768.)
+    Similarities are multiplied by a learned scale. For the sigmoid loss, a learned bias is added. The bias begins near
+    the log odds that a random video and text of a batch belong together. (SigLIP begins at -10, for batches of 32,768.)
 
     Args:
         loss: ``softmax`` or ``sigmoid``.
-        num_together: number of samples of an effective batch, over all micro-batches and ranks.
+        num_together: number of samples of an effective batch, over all micro-batches and ranks (processes).
     """
 
     def __init__(self, loss: str, num_together: int) -> None:
@@ -184,7 +184,7 @@ class NetworkPlan:
 
     @property
     def trunk_options(self) -> TrunkOptions:
-        """Return the options with which the trunk is built."""
+        """Return the options with which the trunk (network without head) is built."""
         licence = DETECTORS.get(self.trunk).weights_licence or "unknown"
         return TrunkOptions(self.trunk, self.num_frames, self.side, self.weights, licence)
 
@@ -210,10 +210,7 @@ class VideoEncoder(nn.Module):
         self.transformer = Transformer(plan.width, plan.heads, _TEMPORAL_LAYERS, num_places)
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Return features (B, T, W) of frames uint8 (B, T, 3, H, W).
-
-        T is 1 for a trunk on whole clips.
-        """
+        """Return features (B, T', W) of frames uint8 (B, T, 3, H, W); T' is T, or 1 for a trunk on whole clips."""
         features = getattr(self.trunk, "frame_features", self.trunk)(frames)
         features = features.unsqueeze(1) if features.dim() == 2 else features
         return self.transformer(self.narrow(self.norm(features)))
@@ -294,7 +291,7 @@ class VideoTextNetwork(nn.Module):
         Args:
             tensors: ``frames`` uint8 (B, T, 3, S, S), ``tokens`` int64 (B, L), and for a pretrained text encoder
                 the tensors of ``encoder_tensors``.
-            write: whether captions are written.
+            write: whether to generate captions.
 
         Returns:
             With a contrastive loss, ``video_embedding`` and ``text_embedding`` float32 (B, E), unit vectors. With

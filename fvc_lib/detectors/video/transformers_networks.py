@@ -1,7 +1,7 @@
 """Video transformers of the transformers package: TimeSformer, VideoMAE, ViViT and V-JEPA 2.
 
-Weights are a folder as ``save_pretrained`` writes it; its ``config.json`` gives the size of the network. Features are
-the input of the class layer, which is removed.
+Weights are read from a folder that ``save_pretrained`` wrote; its ``config.json`` states the size of the network.
+Features are the input of the class layer, which is removed.
 """
 
 from dataclasses import dataclass

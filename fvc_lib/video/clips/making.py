@@ -105,8 +105,8 @@ def make_clips(
 def write_seen(store: ClipStore, index: pl.DataFrame, path: AnyPath) -> pl.DataFrame:
     """Write and return the table SEEN_CLIPS, which states which frames and part of the picture every clip shows.
 
-    It has one row per original clip. The plain view (whole pictures, spread over the video) needs no such table: then
-    it is empty and not written.
+    It has one row per original clip. With the plain view (whole pictures, spread over the video) the table is empty,
+    and no file is written.
 
     Args:
         store: the store of the clips.
@@ -137,7 +137,7 @@ def write_seen(store: ClipStore, index: pl.DataFrame, path: AnyPath) -> pl.DataF
 
 
 def notes_of(seen: pl.DataFrame) -> pl.DataFrame:
-    """Return how many clips of each label have each note.
+    """Count the clips with a note, by note and label.
 
     A note states how a clip differs from the requested view. If a note is more frequent for one label, a model can
     learn the label from that difference.

@@ -1,4 +1,4 @@
-"""The clips of one run in a few large tar files (shards), for file systems on which many small files are slow.
+"""Store the clips of one run in a few large tar files (shards), for file systems on which many small files are slow.
 
 The format is WebDataset's, an uncompressed tar. Every clip has two members, ``<clip id>.npy`` (its pixels) and
 ``<clip id>.json`` (its row of ``augmented_metadata.csv``). ``ClipShards`` reads any clip by its offset. So training
@@ -168,8 +168,8 @@ def _write_shard(store: ClipStore, path: Path, rows: Sequence[Row]) -> ShardEntr
 class ClipShards:
     """The clips in a folder of shards, with the reading methods of a ``ClipStore``.
 
-    A shard is checked when a clip of it is first read, or by ``verify``. Threads, forked and spawned processes may use
-    the same object.
+    A shard is compared with the manifest when one of its clips is first read, or by ``verify``. Threads, forked and
+    spawned processes may use the same object.
 
     Args:
         folder: the folder of the shards.
@@ -197,7 +197,7 @@ class ClipShards:
         return (video_id, augmentation_index) in self._places
 
     def place_of(self, video_id: str, augmentation_index: int) -> tuple[int, int]:
-        """Return the index of the clip's shard, and the clip's index within the shard.
+        """Return a tuple: the index of the clip's shard in the manifest, and the clip's index in that shard.
 
         Raises:
             DataError: the manifest does not name the clip.

@@ -103,7 +103,7 @@ class ClipStore:
 
     @cached_property
     def augmentation_hash(self) -> str:
-        """Return a hexadecimal SHA-256 of the settings and code that turn an original clip into augmented ones."""
+        """Return a hexadecimal SHA-256 of the settings and code that turn original clips into augmented clips."""
         return sha256_of_json(
             [self.augmentation.settings_hash, code_hash("fvc_lib.video.augmentations", "fvc_lib.video")]
         )
@@ -141,7 +141,7 @@ class ClipStore:
         return self.augmented_folder / video_id[:2] / f"{video_id}_{augmentation_index}.npy"
 
     def seen_path(self, video_id: str) -> Path:
-        """Return the path of the JSON file that records the frames and the part of the picture in a video's clips."""
+        """Return the path of the JSON file that records which frames and part of the picture a video's clips show."""
         return self.clip_path(video_id, 0).with_suffix(".json")
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
@@ -187,7 +187,7 @@ class ClipStore:
             raise DataError(f"clip {str(path)!r}: {reason}. Delete the file and run 03_augmentation again.") from error
 
     def write(self, video_id: str, augmentation_index: int, frames: Pixels) -> None:
-        """Store a clip atomically.
+        """Store a clip, uint8 (N T, 3, S, S), atomically; index 0 is the original.
 
         Raises:
             ValueError: ``frames`` is not uint8 of the store's shape.

@@ -62,7 +62,7 @@ def decode_clip(path: AnyPath, num_frames: int, size: int | None = None) -> Clip
             turned upright.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: an argument is out of range.
         VideoError: the file is unreadable, has no video, is truncated, corrupt or refused.
     """
     if not 1 <= num_frames <= MAX_FRAMES:

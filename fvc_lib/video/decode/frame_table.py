@@ -1,7 +1,7 @@
 """Find the frames of a video and their presentation order from its packets, without decoding.
 
-A packet's presentation time stamp (pts) identifies a frame. ``stream.frames`` and the nominal rate are wrong for many
-files, and counters restart after a seek.
+A packet's presentation time stamp (pts) identifies a frame. PyAV's ``stream.frames`` and the nominal frame rate cannot
+be used for that: they are wrong for many files. A count of decoded frames is wrong after a seek.
 """
 
 import re
@@ -33,8 +33,8 @@ class FrameTable:
         is_key: bool (N,), whether decoding can start at the packet.
         is_closed: bool (N,), whether decoding can start at the packet, and no later packet refers to packets before it.
             A missing reference then means damage. In H.264 only IDR pictures are closed.
-        is_shown: bool (N,), whether the packet yields a frame that is shown; False if an edit list trims it, or if
-            other frames only refer to it.
+        is_shown: bool (N,), whether the packet yields a frame that is shown. False for a packet that an edit list
+            trims, and for a frame that serves only as a reference for other frames.
         doubt: why presentation times may not identify frames, so that the i-th frame shown may not be the packet with
             the i-th smallest pts; empty if there is no doubt.
         stores_pts: whether the container stores presentation times, so that their order is the order of the frames.

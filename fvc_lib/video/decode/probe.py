@@ -24,9 +24,10 @@ class PacketFacts:
     """Statistics of a video's packets, which show how it was encoded. A value is None where it cannot be computed.
 
     Attributes:
-        packet_bytes_mean, packet_bytes_std: mean and standard deviation of the packets' sizes.
-        packet_bytes_p10, packet_bytes_median, packet_bytes_p90: quantiles of the sizes.
-        key_bytes_ratio: mean size of a keyframe over that of the other frames.
+        packet_bytes_mean, packet_bytes_std: mean and standard deviation of the packets' sizes in bytes.
+        packet_bytes_p10, packet_bytes_median, packet_bytes_p90: 10th percentile, median and 90th percentile of the
+            sizes in bytes.
+        key_bytes_ratio: mean size of keyframes divided by the mean size of other frames.
         key_distance_mean, key_distance_max: mean and maximum number of packets from one keyframe to the next; None
             with a single keyframe.
         reordered_share: share of packets that are shown before the packet decoded just before them (B-frames).
@@ -102,7 +103,7 @@ class VideoProbe(PacketFacts):
         rotation_degrees: clockwise turn in {0, 90, 180, 270} for display.
         has_audio: whether there is a sound track.
         size_bytes: size of the file, or of all pictures in a folder.
-        bits_per_second: size over duration; None where the duration is unknown.
+        bits_per_second: size of the file in bits divided by the duration; None where the duration is unknown.
     """
 
     codec: str

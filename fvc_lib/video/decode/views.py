@@ -39,7 +39,7 @@ _CROP_SIDE, _CROP_BYTES = 1280, 256 << 20
 
 
 class CropError(FvcError):
-    """The function that finds a crop raises an error, or returns an invalid box."""
+    """The error for a crop function (which finds the part of the picture to show) that fails or returns a wrong box."""
 
 
 @dataclass(frozen=True)
@@ -388,7 +388,7 @@ class _WindowSink:
         self._held: dict[int, Pixels] = {}
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Receive a frame, as ``decoding.Sink`` describes."""
+        """Convert and store a wanted frame, or hold it for its windows; ``decoding.Sink`` describes the arguments."""
         self._converter.observe(frame)
         if place is None or place not in self.wanted:
             return

@@ -66,7 +66,7 @@ class Stream:
         codec: compression format, such as ``h264``.
         sizes: int64 (P,), sizes of the packets in bytes.
         is_key: bool (P,), true for keyframes.
-        pts_seconds: float64 (P,), presentation times; NaN where unknown.
+        pts_seconds: float64 (P,), presentation times in seconds; NaN where unknown.
         frame_types: text of F letters, ``I``, ``P``, ``B`` or ``?`` (unknown), one per decoded frame.
         qp: float32 (F, 2), mean and standard deviation of the quantiser over a frame's blocks, as shares of the codec's
             largest; NaN where it is not exported.
@@ -92,7 +92,8 @@ class Feature:
         name: name within its family.
         unit: unit of its values.
         meaning: one sentence that explains the feature.
-        size_proxy: whether its values depend more on a video's original size, codec or length than on manipulations.
+        size_proxy: whether its values depend mainly on the video's original size, codec or length, not on
+            manipulations.
     """
 
     name: str
@@ -233,16 +234,22 @@ _LUMA_OF_RGB = np.array([0.299, 0.587, 0.114], np.float32)  # BT.601
 
 @dataclass(frozen=True)
 class Sample:
-    """The data from which a video's features are measured: its runs in order of time, and its stream."""
+    """The data from which a video's features are measured.
+
+    Attributes:
+        runs: short series of consecutive frames, in order of time.
+        stream: packets of the video, and data that the decoder exports.
+    """
 
     runs: tuple[Run, ...]
     stream: Stream
 
 
 def run_places(num_frames: int) -> list[IntArray]:
-    """Return the frame indices of every run; runs are spread from a video's first frame to its last, without overlap.
+    """Return the frame indices of every run, one int64 array per run.
 
-    There are at most ``RUNS`` runs of ``RUN_LENGTH`` frames. A video with fewer frames than ``RUN_LENGTH`` is one run.
+    Runs are spread from a video's first frame to its last, without overlap. There are at most ``RUNS`` runs of
+    ``RUN_LENGTH`` frames. A video with fewer frames than ``RUN_LENGTH`` is one run.
     """
     length = min(RUN_LENGTH, num_frames)
     starts = uniform_places(num_frames - length + 1, max(1, min(RUNS, num_frames // RUN_LENGTH)))
@@ -250,7 +257,7 @@ def run_places(num_frames: int) -> list[IntArray]:
 
 
 def sample_video(path: AnyPath) -> Sample:
-    """Decode the runs of a video, and return them with its stream.
+    """Decode a few runs of consecutive frames of a video, and return them with its packets and exported data.
 
     Raises:
         VideoError: the file is unreadable, has no video, is truncated, corrupt or refused.
@@ -305,7 +312,7 @@ class _SampleSink:
         self._runs, self._reformatter = runs, VideoReformatter()
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Receive a frame, as ``decode.decoding.Sink`` describes."""
+        """Measure a frame if it is wanted; ``decode.decoding.Sink`` describes the arguments."""
         if place is not None and place in self.wanted:
             tiles, small = _luma(frame, self._reformatter)
             self.seen[place] = _Seen((frame.height, frame.width), tiles, small, *_exported(frame))
