@@ -77,18 +77,25 @@ class Rejections:
     rows: list[tuple[str, str | None, int | None, str | None, str, str]] = field(default_factory=list)
 
     def add(self, entry: Entry, refusal: Refusal) -> None:
-        """Add an entry of the label source that is not used."""
+        """Record that ``entry``, a row or file of the label source, is not used because of ``refusal``."""
         self.add_file(entry.path, refusal, entry.label, entry.row, entry.source_id)
 
     def add_file(
         self, path: str, refusal: Refusal, label: str | None = None, row: int | None = None,
         source_id: str | None = None,
     ) -> None:  # fmt: skip
-        """Add a file or row that is not used; ``path`` is table text."""
+        """Record that a file or row is not used because of ``refusal``.
+
+        ``path`` is table text. ``row`` is the 1-based number of the row, and ``source_id`` the video's name in the
+        label source, if they are known.
+        """
         self.rows.append((path, source_id, row, label, refusal.reason, message_text(refusal.detail)))
 
     def frame(self, before: pl.DataFrame | None = None) -> pl.DataFrame:
-        """Return the collected rows and the rows of ``before`` as a REJECTED table, sorted by path and row."""
+        """Return all recorded rows as a REJECTED table, sorted by path and row.
+
+        ``before`` is a REJECTED table whose rows are added; None: no further rows.
+        """
         new = frame_of(self.rows, REJECTED)
         both = new if before is None else pl.concat([before, new])
         return both.sort("path", "row", "reason", "detail", nulls_last=True)
@@ -274,7 +281,7 @@ class CorpusFiles:
     def walk(
         self, top: str, rejections: Rejections, label: str | None = None, *, pictures: bool = False
     ) -> Iterator[str]:
-        """Yield the paths of files below ``top`` that have an extension of ``kind``; reject the other files.
+        """Yield the paths of the files below ``top`` that have an extension of ``self.kind``; reject the others.
 
         Args:
             top: folder to search, relative to the root.
@@ -425,8 +432,8 @@ def videos_of(paths: Sequence[str], facts: Sequence[Hashable], words: Iterable[s
 def _are_frames(names: Collection[str]) -> bool:
     """Return whether the files ``names`` can be the frames of one video.
 
-    All must be PNG or JPEG files, and names may differ only in numbers. One of these numbers must be different in all
-    names.
+    All must be PNG or JPEG files whose names differ only in numbers. At least one of these numbers must be different in
+    all names, such as the number of the frame.
     """
     stems = [splitext(name)[0] for name in names if name.lower().endswith(PICTURES)]
     if len(stems) < len(names) or len({_DIGITS.sub("0", stem) for stem in stems}) > 1:

@@ -231,7 +231,7 @@ _MANIFEST = (
 
 
 def list_manifest(files: CorpusFiles, corpus: Path) -> ImageListing:
-    """List the images of a manifest: the file ``corpus``, or the only table in that folder.
+    """List the images of a manifest. It is the file ``corpus``, or the only table in the folder ``corpus``.
 
     Paths are relative to the manifest's folder. Optional columns are ``class`` (or ``label``), ``group`` and ``split``.
     Every other column of numbers is a target; a suffix such as ``_kcal`` is its unit. A cell that is no number is an
@@ -444,7 +444,12 @@ def index_images(
 
 
 def learnable(images: Sequence[ListedImage], targets: Sequence[str], rejections: Rejections) -> pl.DataFrame:
-    """Return the images that have a class or a value of at least one of ``targets``; reject the others.
+    """Return the images that have a class or a value of at least one target; reject the others.
+
+    Args:
+        images: the listed images.
+        targets: names of the numbers to predict.
+        rejections: receives the images that have neither.
 
     Returns:
         A table with the columns path, class_label, stated_group, part, row, and ``value:NAME`` for each target, sorted
@@ -552,11 +557,11 @@ def _rank(part: str) -> pl.Expr:
 
 
 def one_of_each_content(images: pl.DataFrame, rejections: Rejections) -> pl.DataFrame:
-    """Return one image for each file content, sorted by path; reject the others.
+    """Return ``images`` with a single row for each file content, sorted by path; reject the other rows.
 
-    Of files with equal content, one in the test part is preferred to one in validation, and that to one in train; then
-    the first path is chosen. It gets the known class and target values of all files of this content. If files of equal
-    content have two classes, or two values of one target, all of them are rejected.
+    Of files with equal content, a file in the test part is preferred, then one in validation, then one in train. Of
+    several such files the first by path is chosen. It gets the known class and target values of all files of this
+    content. If files of equal content have two classes, or two values of the same target, all of them are rejected.
     """
     known = _LABELS.drop_nulls()
     images = images.sort(_rank("part").fill_null(3), "path", "row").with_columns(
@@ -610,7 +615,7 @@ def _targets(images: pl.DataFrame, units: Mapping[str, str]) -> pl.DataFrame:
 
 
 def wanted_targets(wanted: Sequence[str], units: Mapping[str, str]) -> dict[str, str]:
-    """Return the targets to predict with their units, in the requested order.
+    """Map the targets (numbers to predict) that a run asks for to their units, in the requested order.
 
     Args:
         wanted: names without unit, such as ``calories``. Empty means all targets; the single name ``none`` means no

@@ -49,10 +49,10 @@ from fvc_lib.video.reencode import recipe_named
 
 
 def group_annotations(listing: Listing) -> tuple[dict[str, str], tuple[Merge, ...]]:
-    """Return (groups, merges): the leakage group of each source id, and the links that joined stated groups.
+    """Make leakage groups from the label source alone, without opening videos; return (groups, merges).
 
-    Only groups that the label source states are used; no video is compared. A source id without a stated group forms a
-    group called ``source <source id>``.
+    ``groups`` maps each source id (name of a video in the label source) to its group. ``merges`` are the links that
+    joined stated groups. A source id without a stated group forms a group called ``source <source id>``.
     """
     sources = listing.annotations["source_id"].unique().sort().to_list()
     group_ids, merges = join_groups([GroupMember(source, source, None) for source in sources], (), listing.memberships)
@@ -273,7 +273,7 @@ def probe_listing(
 
 
 def files_of(listing: Listing) -> dict[str, Path]:
-    """Map the path of each entry in ``listing``, which is table text, to the path of its file."""
+    """Map the path of each entry of ``listing``, as table text, to the full path of its file."""
     return {entry.path: listing.root / path_from_text(entry.path) for entry in listing.entries}
 
 
@@ -341,7 +341,10 @@ def _settle_contents(videos: pl.DataFrame, reject: Reject) -> pl.DataFrame:
 
 
 def used_for(rejected: pl.DataFrame) -> dict[str, str]:
-    """Map the path of each duplicate in a REJECTED table to the path of the used file of the same content."""
+    """Map the path of each file that was rejected as a duplicate to the path of the file used in its place.
+
+    ``rejected`` is a REJECTED table.
+    """
     rows = rejected.filter(reason="duplicate_content").select("path", "detail").iter_rows()
     return {path: ast.literal_eval(detail.removeprefix(_SAME_AS).removesuffix(_USED)) for path, detail in rows}
 

@@ -47,7 +47,7 @@ _FACTS_OF_A_VIDEO = attrgetter(
 
 @dataclass(frozen=True)
 class LabelTable:
-    """A table that was read as text; see ``read_label_table``."""
+    """A user's table with a header, all cells as text; made by ``read_label_table``."""
 
     name: str  # file name, for messages
     columns: tuple[str, ...]  # stripped column names
@@ -67,9 +67,10 @@ class LabelTable:
             rejections.add_file("", Refusal("malformed_row", detail), row=number)
 
     def further_columns(self, needed: Sequence[Sequence[str]], optional: Sequence[Sequence[str]] = ()) -> list[str]:
-        """Check the columns, and return those that are neither ``needed`` nor ``optional``.
+        """Check the columns of the table, and return the names of those that are neither needed nor optional.
 
-        A known name with a suffix, such as ``label_basis``, does not count as a misspelling.
+        A column whose name nearly equals a known name is refused as misspelt. A known name with a suffix, such as
+        ``label_basis``, is accepted.
 
         Args:
             needed: needed columns. Each item holds names with the same meaning, in lower case, such as ``("group",
@@ -103,7 +104,7 @@ class LabelTable:
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """One data row of a manifest of files."""
+    """A data row of a manifest, whose file has been checked but not opened."""
 
     number: int  # 1-based
     path: str  # table text, relative to the root of the corpus
@@ -112,7 +113,10 @@ class FileRow:
     name: str  # name of the row in messages, such as ``manifest.csv row 3``
 
     def refused(self, other: Refusal | None = None) -> Refusal | None:
-        """Return ``self.refusal`` or else ``other``, with the row's name in its detail; None if both are None."""
+        """Return why the row is not used: ``self.refusal``, or else ``other``; None if both are None.
+
+        The detail of the refusal begins with the name of the row.
+        """
         refusal = self.refusal or other
         return refusal and Refusal(refusal.reason, f"{self.name}: {refusal.detail}")
 

@@ -4,8 +4,9 @@ A label source states which videos are real and which are fake: a table, lists, 
 ``fvc_lib.corpus.sources.*`` registers a ``CorpusLoader`` for one layout.
 
 Several corpora are joined to one listing. Its root is a folder with a link to each corpus, and its paths begin with the
-name of the corpus. A group name that occurs in two corpora stands for two different groups. Published corpora are the
-exception: their group names mean the same everywhere (such as the YouTube video that a sequence was cut from).
+name of the corpus. A leakage group holds videos of the same footage or source, which a split never divides. A group
+name that occurs in two corpora stands for two different groups. Published corpora are the exception: their group names
+mean the same everywhere (such as the YouTube video that a sequence was cut from).
 
 REJECTED and ANNOTATIONS are tables whose columns ``services.tables`` describes. Table text is text with escapes
 (``atomic_files.path_to_text``).
@@ -61,7 +62,7 @@ class Listing:
 
     @property
     def shown(self) -> str:
-        """The folders of the corpora, joined by commas, for messages."""
+        """The folder of the corpus, for messages; of several joined corpora, their folders with commas between."""
         return ", ".join(str(part.root) for part in (self.parts or {"": self}).values())
 
     @cached_property
@@ -304,9 +305,10 @@ def read_corpora(
     allow_outside: bool = False,
     label_map: Mapping[str, str] | None = None,
 ) -> Listing:
-    """Join several corpora to one listing, without opening a video.
+    """List several corpora as one, without opening a video.
 
-    The order of the corpora does not matter. For a single corpus the result is that of ``read_corpus``.
+    Paths in the result begin with the name of their corpus. The order of the corpora does not matter. For a single
+    corpus the result is that of ``read_corpus``.
 
     Args:
         corpora: folders, manifests, tars and patterns of tars.

@@ -173,10 +173,11 @@ def _plain(name: str) -> str:
 
 
 def _generators(index: pl.DataFrame) -> pl.DataFrame:
-    """Return a table ``video_id group_id label spelled plain generator``, sorted by video.
+    """Return a table ``video_id group_id label spelled plain generator`` of the INDEX table, sorted by video.
 
-    ``spelled`` is the generator of a fake in the index, else the manipulation; null for reals. ``plain`` is this name
-    without case and punctuation. ``generator`` is the most frequent spelling among the videos with equal ``plain``.
+    The last three columns name the generator that made a fake, and are null for reals. ``spelled`` is the name in the
+    index: the generator, else the manipulation. ``plain`` is this name without case and punctuation. ``generator`` is
+    the most frequent spelling among the videos with equal ``plain``.
     """
     made = pl.coalesce("generator", "manipulation") if "generator" in index.columns else pl.col("manipulation")
     spelled = pl.when(pl.col("label") == "fake").then(made)

@@ -110,7 +110,7 @@ def read_score_table(
 
 
 def _refuse(name: str, bad: pl.DataFrame, problem: str) -> None:
-    """Raise ``DataError`` if ``bad`` has rows.
+    """Raise ``DataError`` if there are rows with a problem.
 
     Args:
         name: file name of the table.
@@ -284,7 +284,13 @@ def _join_frames(name: str, cells: pl.DataFrame, notes: list[str]) -> pl.DataFra
 
 
 def _videos(name: str, cells: pl.DataFrame) -> pl.DataFrame:
-    """Return a table with one row per video and the columns video_id, label and ``FACTS``, sorted by id.
+    """Join the rows of each video; return a table with the columns video_id, label and ``FACTS``, sorted by id.
+
+    A fact is what the first row with a value states.
+
+    Args:
+        name: file name of the table, for messages.
+        cells: rows of the table; a video may have several rows, such as one per detector.
 
     Raises:
         DataError: rows of the same video have different labels or facts.

@@ -25,7 +25,7 @@ _ENDINGS = (TAR_SUFFIX, ".tgz", *(f"{TAR_SUFFIX}.{kind}" for kind in ("gz", "bz2
 
 @dataclass(frozen=True)
 class TarSample:
-    """A video in a tar with its texts, or a key without a video.
+    """A video in a tar with its texts; or texts without a video, which are refused.
 
     ``cells`` maps the names of the scalars in ``KEY.json``, in lower case, to their texts. The names ``.cls`` and
     ``.txt`` are mapped to the contents of ``KEY.cls`` and ``KEY.txt``.

@@ -77,7 +77,7 @@ class PairListing:
 
 
 def read_pairs(manifest: AnyPath, separator: str = ",", *, allow_outside: bool = False) -> PairListing:
-    """List the pairs of a manifest.
+    """List the pairs of a manifest, a table with one row per pair of a video and a text.
 
     Columns are ``path`` (or ``video_path``), ``text`` (or ``caption``) and, if present, ``split`` and ``group``.
 
@@ -123,11 +123,11 @@ def _listing(
     rejections: Rejections,
     notes: tuple[str, ...] = (),
 ) -> PairListing:
-    """Return the listing of ``pairs``; reject pairs without a usable file or text, or with an unknown part.
+    """Return the listing of ``pairs``; pairs without a usable file or text, or with an unknown part, are rejected.
 
     Args:
         root: absolute folder that every path is relative to.
-        pairs: (row, text, further groups besides the stated group) of each pair.
+        pairs: tuples (row, text, groups) of all pairs; ``groups`` are leakage groups in addition to the stated group.
         rejections: receives the rejected pairs.
         notes: sentences for the user.
     """
@@ -176,7 +176,7 @@ def video_text_root(config: RunConfig) -> Path:
 
 
 def _is_of_tars(corpus: Path) -> bool:
-    """Return whether the corpus is read from tars instead of a manifest.
+    """Return whether the corpus is read from tars (True) or from a manifest (False).
 
     If a folder holds tars and a manifest, the manifest is read. A table with the same name as a tar does not count as a
     manifest, because video2dataset writes such tables.

@@ -97,7 +97,7 @@ class PValues:
 
 
 def p_values(known: Witnesses, scores: ArrayLike) -> PValues:
-    """Return the p-values of M new videos, compared with videos whose labels are known.
+    """Return the p-values of the answers "real" and "fake" for M new videos, which are compared with known ones.
 
     Args:
         known: videos with known labels and out-of-fold scores.

@@ -54,7 +54,7 @@ class Metric:
         functools.update_wrapper(self, definition, updated=())
 
     def __call__(self, labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> Any:
-        """Return the value, a float; with ``weights`` (..., N) the values, float64 of shape (...)."""
+        """Return the metric of N rows: a float, or with ``weights`` (..., N) a float64 array of shape (...)."""
         checked = check_labels(labels)
         values = check_scores(scores, checked.size)
         if weights is None:
@@ -146,12 +146,12 @@ class ConfusionCurve:
 
     @property
     def num_fake(self) -> FloatArray:
-        """Return the weight of all fakes, (R,)."""
+        """Return the total weight of the fakes, (R,), for each set of row weights."""
         return self.true_positives[:, -1]
 
     @property
     def num_real(self) -> FloatArray:
-        """Return the weight of all reals, (R,)."""
+        """Return the total weight of the reals, (R,), for each set of row weights."""
         return self.false_positives[:, -1]
 
     @property
@@ -182,7 +182,10 @@ class ConfusionCurve:
 
 
 def confusion_curve(labels: IntArray, scores: FloatArray, weights: FloatArray) -> ConfusionCurve:
-    """Return the curve of labels and scores (N,) under weights (R, N), with one sort for all R sets of weights."""
+    """Return the counts of true and false positives at every distinct score, for R sets of row weights.
+
+    ``labels`` and ``scores`` are (N,), ``weights`` (R, N). Rows are sorted once for all sets of weights.
+    """
     order = np.argsort(-scores, kind="stable")
     descending, is_fake = scores[order], labels[order] == 1
     last_of_tie = np.append(np.flatnonzero(np.diff(descending)), order.size - 1)
@@ -231,9 +234,9 @@ class CurveMetric(Metric):
 def roc_auc(curve: ConfusionCurve) -> FloatArray:
     """Return the area under the ROC curve: the probability that a fake scores above a real, a tie counting half.
 
-    The area is made of trapezoids between distinct scores and equals the Mann-Whitney statistic with midranks. NaN
-    if only one class occurs. Source: J. A. Hanley and B. J. McNeil, "The meaning and use of the area under a ROC
-    curve", Radiology 143 (1982).
+    Call it as ``roc_auc(labels, scores)``; ``curve`` is internal. The area is made of trapezoids between distinct
+    scores and equals the Mann-Whitney statistic with midranks. NaN if only one class occurs. Source: J. A. Hanley and
+    B. J. McNeil, "The meaning and use of the area under a ROC curve", Radiology 143 (1982).
     """
     true_positives, false_positives = curve.true_positives, curve.false_positives
     steps = false_positives[:, 1:] - false_positives[:, :-1]
@@ -271,8 +274,8 @@ def average_precision(curve: ConfusionCurve) -> FloatArray:
 def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
     """Return the error rate at the threshold where reals and fakes have the same error rate; lower is better.
 
-    It is read off the ROC curve where the curve crosses FPR = 1 - TPR. Neighbouring points are joined linearly: a
-    random choice between their thresholds reaches the points in between. NaN if only one class occurs.
+    It is the false-positive rate (FPR) where the ROC curve crosses FPR = 1 - TPR, the true-positive rate.
+    Neighbouring points of the curve are joined linearly. NaN if only one class occurs.
     """
     fakes, reals = curve.num_fake, curve.num_real
 
@@ -344,10 +347,10 @@ def true_positive_rate_at_0_1_percent(curve: ConfusionCurve) -> FloatArray:
 )  # fmt: skip
 @CurveMetric
 def partial_auc(curve: ConfusionCurve) -> FloatArray:
-    """Return the area under the ROC curve up to 10 % of the reals called fake, scaled: 0.5 is chance and 1 perfect.
+    """Return the area under the ROC curve up to a false-positive rate of 10 %, scaled: 0.5 is chance and 1 perfect.
 
-    Source: D. K. McClish, "Analyzing a portion of the ROC curve", Medical Decision Making 9 (1989). Linear between
-    points, as scikit-learn's ``roc_auc_score(max_fpr=...)``. NaN if only one class occurs.
+    Points of the curve are joined linearly, as in scikit-learn's ``roc_auc_score(max_fpr=0.1)``. NaN if only one class
+    occurs. Source: D. K. McClish, "Analyzing a portion of the ROC curve", Medical Decision Making 9 (1989).
     """
     end = 0.1
     alarms, hits = curve.false_positive_rates, curve.true_positive_rates
@@ -393,8 +396,8 @@ def _with_ones(losses: FloatArray) -> FloatArray:
 def f1(sums: FloatArray) -> FloatArray:
     """Return the harmonic mean of precision and recall of the fakes, 2 TP / (2 TP + FP + FN).
 
-    Takes ``decisions`` (N,) of 0 and 1; see ``decide`` for decisions from scores. Its chance level depends on the share
-    of fakes. NaN if only one class occurs.
+    Call it as ``f1(labels, decisions)`` with decisions of 0 and 1 (``decide`` makes them from scores); ``sums`` are
+    internal. The chance level depends on the share of fakes. NaN if only one class occurs.
     """
     hits, misses, false_alarms, rejections = sums.T
     value = divide(2 * hits, 2 * hits + false_alarms + misses)
@@ -407,9 +410,10 @@ def f1(sums: FloatArray) -> FloatArray:
 )  # fmt: skip
 @partial(SumsMetric, _cells, bounds=SHARE)
 def balanced_accuracy(sums: FloatArray) -> FloatArray:
-    """Return the mean of the shares of fakes and of reals that ``decisions`` (N,) get right; 0.5 is chance.
+    """Return the mean of two shares: of the fakes called fake, and of the reals called real; 0.5 is chance.
 
-    NaN if only one class occurs. See ``decide`` for decisions from scores.
+    Call it as ``balanced_accuracy(labels, decisions)`` with decisions of 0 and 1 (``decide`` makes them from scores);
+    ``sums`` are internal. NaN if only one class occurs.
     """
     hits, misses, false_alarms, rejections = sums.T
     return (divide(hits, hits + misses) + divide(rejections, false_alarms + rejections)) / 2
@@ -421,10 +425,11 @@ def balanced_accuracy(sums: FloatArray) -> FloatArray:
 )  # fmt: skip
 @partial(SumsMetric, _cells, bounds=(-1.0, 1.0))
 def matthews_correlation(sums: FloatArray) -> FloatArray:
-    """Return the correlation of ``decisions`` (N,) of 0 and 1 with the labels, in [-1, 1].
+    """Return the correlation of decisions with labels, -1 to 1.
 
-    The value is 0 where all decisions are the same, the limit of the formula (D. Chicco and G. Jurman, BMC Genomics
-    21:6, 2020). NaN if only one class occurs.
+    Call it as ``matthews_correlation(labels, decisions)`` with decisions of 0 and 1; ``sums`` are internal. The value
+    is 0 where all decisions are the same, the limit of the formula (D. Chicco and G. Jurman, BMC Genomics 21:6, 2020).
+    NaN if only one class occurs.
     """
     hits, misses, false_alarms, rejections = sums.T
     fakes, reals = hits + misses, false_alarms + rejections
@@ -443,8 +448,8 @@ def matthews_correlation(sums: FloatArray) -> FloatArray:
 def brier_score(sums: FloatArray) -> FloatArray:
     """Return the mean squared difference between the probability of fake and the label; lower is better.
 
-    Source: G. W. Brier, Monthly Weather Review 78 (1950), in its one-sided form (half of Brier's two-class
-    sum). It is also defined where only one class occurs.
+    Call it as ``brier_score(labels, scores)``; ``sums`` are internal. It is also defined where only one class occurs.
+    Source: G. W. Brier, Monthly Weather Review 78 (1950); the value is half of Brier's sum over two classes.
 
     Raises:
         ValueError: scores outside [0, 1].
@@ -457,8 +462,9 @@ def brier_score(sums: FloatArray) -> FloatArray:
 def log_loss(sums: FloatArray) -> FloatArray:
     """Return the mean negative log-likelihood of the labels in nats; lower is better.
 
-    Probabilities are clipped to [eps, 1 - eps] with float64's eps, as in scikit-learn, so one certain mistake
-    costs 36 nats and not infinity. It is also defined where only one class occurs.
+    Call it as ``log_loss(labels, scores)`` with probabilities of fake; ``sums`` are internal. Probabilities are clipped
+    to [eps, 1 - eps] with float64's eps, as in scikit-learn. So a mistake with probability 1 costs 36 nats and not
+    infinity. It is also defined where only one class occurs.
 
     Raises:
         ValueError: scores outside [0, 1].

@@ -44,7 +44,10 @@ class GroupCounts:
 
     @property
     def degrees_of_freedom(self) -> float:
-        """Return Welch's degrees of freedom for two classes of equal variance, between 1 and ``total`` - 1."""
+        """Return the degrees of freedom of Student's t for the interval, from 1 to ``total`` - 1.
+
+        They are Welch's for a difference between two classes of equal variance.
+        """
         weights = [1 / number for number in self.per_class]
         spread = sum(weight**2 / max(number - 1, 1) for weight, number in zip(weights, self.per_class, strict=True))
         return max(1.0, min(self.total - 1, sum(weights) ** 2 / spread))
@@ -278,7 +281,7 @@ def _in_halves(
 
 
 def one_vote_per_group(groups: ArrayLike) -> FloatArray:
-    """Return row weights float64 (N,) of 1 / size of the row's group, so that the weights of a group sum to 1.
+    """Return row weights, float64 (N,), that sum to 1 in every group: 1 / number of rows of the row's group.
 
     Raises:
         ValueError: ``groups`` is not (N,).
@@ -399,7 +402,10 @@ def mean_measure(name: str, values: ArrayLike) -> Metric:
 
 
 def value_of_rows(columns: FloatArray, of_sums: OfSums) -> float:
-    """Return ``of_sums`` of the sums of ``columns`` (N, C): the metric of ``measure_of_rows`` with all weights 1."""
+    """Return the metric that ``of_sums`` computes from the plain column sums of ``columns`` (N, C).
+
+    It equals the metric of ``measure_of_rows`` with all row weights 1.
+    """
     return float(of_sums(columns.sum(axis=0, keepdims=True))[0])
 
 

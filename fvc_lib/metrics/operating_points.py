@@ -32,11 +32,11 @@ _NUMBER = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """The aim by which a decision threshold is chosen.
+    """The rule by which a decision threshold is chosen.
 
     Attributes:
-        kind: ``best``: the highest balanced accuracy; ``fpr``: as many fakes found as possible while at most a given
-            share of the reals is called fake; ``cost``: the least cost, with equal weight of both classes.
+        kind: ``best`` chooses the highest balanced accuracy. ``fpr`` finds as many fakes as possible while at most a
+            given share of the reals is called fake. ``cost`` chooses the least cost, with equal weight of both classes.
         false_positive_rate: for ``fpr``, the largest share of the reals that may be called fake; else NaN.
         false_alarm_cost: for ``cost``, the cost of a real called fake.
         miss_cost: for ``cost``, the cost of a fake called real.
@@ -55,7 +55,7 @@ class OperatingPoint:
 
     @property
     def says(self) -> str:
-        """Return the aim in words, such as ``at most 1 % of the reals called fake``."""
+        """Return the rule in words, such as ``at most 1 % of the reals called fake``."""
         if self.kind == "fpr":
             return f"at most {100 * self.false_positive_rate:g} % of the reals called fake"
         if self.kind == "best":
@@ -104,7 +104,7 @@ def threshold_at(point: OperatingPoint, labels: ArrayLike, scores: ArrayLike) ->
     in [0, 1], ``best`` is computed by ``best_threshold``.
 
     Args:
-        point: the aim.
+        point: rule that chooses the threshold.
         labels: int (N,) of 0 (real) and 1 (fake).
         scores: float (N,), finite; any scale, higher for fake.
 
@@ -193,11 +193,17 @@ def _of_class(label: int) -> Callable[[IntArray, FloatArray], FloatArray]:
 
 @partial(SumsMetric, _of_class(1), bounds=SHARE)
 def share_of_fakes_called(sums: FloatArray) -> FloatArray:
-    """Return the share of fakes called fake by ``decisions`` (N,) of 0 and 1: the true-positive rate."""
+    """Return the share of fakes called fake: the true-positive rate, 0 to 1.
+
+    Call it as ``share_of_fakes_called(labels, decisions)`` with decisions of 0 and 1; ``sums`` are internal.
+    """
     return divide(sums[:, 0], sums[:, 1])
 
 
 @partial(SumsMetric, _of_class(0), bounds=SHARE)
 def share_of_reals_called(sums: FloatArray) -> FloatArray:
-    """Return the share of reals called fake by ``decisions`` (N,) of 0 and 1: the false-positive rate."""
+    """Return the share of reals called fake: the false-positive rate, 0 to 1.
+
+    Call it as ``share_of_reals_called(labels, decisions)`` with decisions of 0 and 1; ``sums`` are internal.
+    """
     return divide(sums[:, 0], sums[:, 1])

@@ -132,7 +132,7 @@ def _macro(name: str, sums: FloatArray) -> FloatArray:
 
 
 def regression_scores(values: ArrayLike, predicted: ArrayLike) -> dict[str, float]:
-    """Return ``mae``, ``rmse`` and ``r2`` of ``predicted`` against ``values``, the first two in the values' unit.
+    """Return a dictionary of ``mae``, ``rmse`` and ``r2``: mean absolute error, root mean squared error, and R2.
 
     Args:
         values: float (N,), the true numbers.

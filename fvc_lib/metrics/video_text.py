@@ -199,7 +199,7 @@ class _Direction:
 
 
 def words(text: str) -> list[str]:
-    """Return the words of ``text``, in order."""
+    """Return the words of ``text`` in order, in lower case and without punctuation."""
     return _WORD.findall(text.lower())
 
 

@@ -188,13 +188,13 @@ def _plate_coordinates(rng: np.random.Generator) -> tuple[Plane, Plane, np.float
 
 
 def _turned(x: Plane, y: Plane, angle: float) -> tuple[Plane, Plane]:
-    """Return (x, y): the coordinates, rotated about the origin by ``angle`` in radians."""
+    """Return the coordinates (x, y), rotated about the origin by ``angle`` in radians."""
     cosine, sine = math.cos(angle), math.sin(angle)
     return cosine * x - sine * y, cosine * y + sine * x
 
 
 def _grain(x: Plane, y: Plane, rng: np.random.Generator) -> Plane:
-    """Return the pattern of the table, boards or checks, as factors of brightness, (H, W).
+    """Return the pattern of the table below the plate, boards or checks, as a factor of brightness per pixel, (H, W).
 
     ``x`` and ``y`` are the coordinates of the pixels, (H, W), in radii of the plate. ``rng`` decides the pattern.
     """
@@ -284,10 +284,11 @@ _ENCODINGS = (("libx264", "mp4"), ("mpeg4", "avi"), ("libx264", "mkv"), ("mpeg4"
 
 @dataclass(frozen=True)
 class Drawing:
-    """Description of a clip; equal descriptions give files with equal bytes.
+    """Description of a clip with a caption; equal descriptions give files with equal bytes.
 
-    ``name`` seeds everything that the caption does not say, such as size, position and encoding. The other fields are
-    keys of ``COLOURS``, ``SHAPES``, ``MOTIONS`` and ``GROUNDS``, and the part of the split.
+    ``name`` is the file name without extension. It seeds everything that the caption does not say, such as size,
+    position and encoding. ``colour``, ``shape``, ``motion`` and ``ground`` are keys of ``COLOURS``, ``SHAPES``,
+    ``MOTIONS`` and ``GROUNDS``. ``part`` is train, validation or test.
     """
 
     name: str

@@ -257,7 +257,7 @@ _CODEC_OPTIONS = {
 
 @dataclass(frozen=True)
 class Encoding:
-    """Codec, container, frame rate and wanted size of a file."""
+    """Settings of an encoder: codec, container, frame rate and wanted file size."""
 
     codec: str  # encoder name
     suffix: str  # extension of the file name; decides the container

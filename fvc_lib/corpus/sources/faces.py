@@ -268,9 +268,9 @@ def _dfdc_rows(path: Path, text: str) -> dict[str, dict[str, Any]]:
 
 
 def _has_labels(path: Path) -> bool:
-    """Return whether the JSON file ``path`` maps file names to labels, as DFDC's do.
+    """Return whether the JSON file ``path`` maps file names to labels real and fake, as files of DFDC do.
 
-    A ``metadata.json`` of another corpus does not.
+    A file of the same name in another corpus does not. False if the file cannot be read.
     """
     with suppress(DataError), annotations(path) as text:
         rows = _dfdc_rows(path, text).values()

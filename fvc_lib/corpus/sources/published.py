@@ -68,9 +68,10 @@ def by_rules(
     other_part: str | None = None,
     also: Mapping[str, str] = _NOTHING,
 ) -> Describe:
-    """Return a function that maps a path to its entry by the first rule that matches.
+    """Return a function that describes the video at a path, by the first of ``rules`` that matches the path.
 
-    The function returns None for a path to skip, and a refusal for a path that no rule matches.
+    The function returns an ``Entry`` (label, groups and other facts), None for a path to skip, or a refusal for a path
+    that no rule matches.
 
     Args:
         rules: rules of the corpus.
@@ -107,7 +108,7 @@ def entry_of_video(
     attributes: Mapping[str, str] = _NOTHING,
     corpus: str = "",
 ) -> Entry:
-    """Return the entry of a video.
+    """Return the ``Entry`` of a video of a published corpus.
 
     Args:
         path: path of the video as table text; also the source id.
@@ -143,13 +144,13 @@ def read_published(
     *,
     pictures: bool = False,
 ) -> Listing:
-    """List the videos of a published corpus.
+    """List the videos of a published corpus, with the facts that ``describe`` returns for each path.
 
     Args:
         root: folder of the corpus.
         kind: name of the loader.
         folders: folders below ``root`` to search; missing ones are skipped.
-        describe: returns the entry or refusal of a path, or None to skip the file.
+        describe: takes a path; returns its entry, or a refusal, or None to skip the file.
         notes: sentences for the user.
         pictures: whether the videos are folders of pictures instead of files.
     """
