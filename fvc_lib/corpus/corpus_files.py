@@ -235,8 +235,8 @@ class CorpusFiles:
     def normalized(self, raw: str) -> str | Refusal:
         """Return the path ``raw`` of a list relative to the root, without ``.`` and ``..``; or a refusal.
 
-        A refusal is returned for an empty path, and for a path outside the root unless ``allow_outside`` is set. Then
-        an absolute path outside the root stays absolute. The result is a plain path, not table text.
+        A refusal is returned for an empty path, and for a path outside the root unless ``allow_outside`` is set. If it
+        is set, an absolute path outside the root stays absolute. The result is a plain path, not table text.
         """
         if not raw or "\0" in raw:
             return Refusal("no_path", f"got {raw!r} as path; wanted a file name relative to the corpus folder.")
