@@ -76,14 +76,14 @@ def path_from_text(text: str) -> Path:
 
 
 def utc_now() -> str:
-    """Return the current time in UTC, such as ``2026-01-31T12:00:00Z``."""
+    """Return the current time in UTC as text, such as ``2026-01-31T12:00:00Z``."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def this_host() -> str:
     """Return a text that identifies this host and pid namespace, such as ``node7-4026531836``.
 
-    A pid identifies one process among all running processes for which this function returns the same text.
+    Two processes with the same text see the same process ids (pids), so ``process_lives`` works between them.
     """
     name = re.sub(r"[^0-9A-Za-z_-]", "-", socket.gethostname())[:40]
     namespace = Path("/proc/self/ns/pid")  # not on macOS
@@ -91,7 +91,7 @@ def this_host() -> str:
 
 
 def process_lives(pid: int) -> bool:
-    """Return whether a process with number ``pid``, of any user, runs on this host."""
+    """Return whether a process with the process id ``pid`` runs on this host, whichever user owns it."""
     try:
         os.kill(pid, 0)
     except OSError as error:
@@ -107,7 +107,10 @@ _FOREIGN_SECONDS = 24 * 3600.0
 
 
 def _fsync(path: Path) -> None:
-    """Make the content of a file survive a power cut; for a folder, its new and renamed entries."""
+    """Write the content of the file ``path`` to the disk, so that it survives a power cut.
+
+    For a folder, its list of new and renamed files is written.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -127,9 +130,9 @@ def temporary_of(path: Path) -> Path:
 
 @contextmanager
 def atomic_output(path: AnyPath) -> Iterator[Path]:
-    """Yield the path of a temporary file, which replaces ``path`` at the end of the block.
+    """Yield the path of a temporary file for the block to write; it replaces ``path`` at the end of the block.
 
-    If an exception leaves the block, the temporary file is removed.
+    If the block raises an exception, the temporary file is removed and ``path`` keeps its old content.
 
     Args:
         path: the final file. Its folder is created when missing.
@@ -172,7 +175,10 @@ def write_json(path: AnyPath, value: Any) -> None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in ``path``; an empty dict if the file is missing, invalid or holds no object."""
+    """Return the JSON object in the file ``path`` as a dict.
+
+    The dict is empty if the file is missing, is no valid JSON, or holds a JSON value that is no object.
+    """
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -186,14 +192,15 @@ def as_mapping(value: object) -> dict[str, Any]:
 
 
 def as_text(value: object) -> str | None:
-    """Return ``value`` if it is a text with a character other than white space, else None."""
+    """Return ``value`` if it is a ``str`` that is not empty and not only white space, else None."""
     return value if isinstance(value, str) and value.strip() else None
 
 
 def sweep_temporaries(folder: Path) -> list[Path]:
-    """Remove temporary files left anywhere under ``folder`` by processes that have ended; return their paths.
+    """Remove temporary files of ``temporary_of`` under ``folder`` whose process has ended; return their paths.
 
-    Whether a process of another host still runs is unknown here. Its file is removed after a day without a change.
+    Subfolders are searched too. The processes of another host cannot be seen from here. So a temporary file from
+    another host is removed when it has not changed for a day.
     """
     swept = []
     for path in sorted(folder.rglob(".*.tmp")):
@@ -220,13 +227,19 @@ def size_of(folder: Path) -> int:
 
 
 def sha256_of_file(path: AnyPath, num_bytes: int | None = None) -> str:
-    """Return the SHA-256 of a file, or of its first ``num_bytes``, in hexadecimal."""
+    """Return the SHA-256 of the file at ``path``, in hexadecimal.
+
+    ``num_bytes`` limits it to the first bytes of the file; None: all bytes.
+    """
     with Path(path).open("rb") as stream:
         return sha256_of_stream(stream, num_bytes)
 
 
 def sha256_of_stream(stream: BinaryIO, num_bytes: int | None = None) -> str:
-    """Return the SHA-256 of the rest of an open file, or of the next ``num_bytes``, in hexadecimal."""
+    """Return the SHA-256 of an open file from its current position on, in hexadecimal.
+
+    ``num_bytes`` is the number of bytes to read; None: up to the end.
+    """
     digest, remaining = hashlib.sha256(), sys.maxsize if num_bytes is None else num_bytes
     while block := stream.read(min(1 << 20, remaining)):
         digest.update(block)
@@ -235,10 +248,9 @@ def sha256_of_stream(stream: BinaryIO, num_bytes: int | None = None) -> str:
 
 
 def content_digest(path: AnyPath) -> str:
-    """Return the SHA-256 of the content at ``path``, in hexadecimal.
+    """Return the SHA-256 of the file or folder at ``path``, in hexadecimal; an empty text if it does not exist.
 
-    For a folder it covers the names and contents of the files directly in it, without hidden files.
-    It is an empty text if ``path`` does not exist.
+    For a folder, the names and contents of its files are hashed. Subfolders and hidden files are left out.
     """
     path = Path(path)
     if path.is_dir():
@@ -248,9 +260,10 @@ def content_digest(path: AnyPath) -> str:
 
 
 def content_hash(path: Path, num_bytes: int | None = None) -> str:
-    """Return the SHA-256 of a file, or of its first ``num_bytes``, in hexadecimal; empty if there is no such file.
+    """Return the SHA-256 of the file at ``path``, in hexadecimal; an empty text if there is no such file.
 
-    The result is cached, and the file is read again only after it has changed.
+    ``num_bytes`` limits it to the first bytes of the file; None: all bytes. The result is cached. The file is read
+    again only if its size or times have changed.
     """
     if not path.is_file():
         return ""

@@ -1,10 +1,11 @@
 """Write and read training checkpoints.
 
-A checkpoint file is complete or absent, is verified when it is read, and belongs to one configuration and data set.
+A checkpoint file is written atomically, verified when it is read, and valid for one configuration and data set.
 
-A folder holds ``latest_checkpoint.pt``, ``previous_checkpoint.pt`` (the one before) and ``best_model.safetensors``
-(a copy of the best weights in the latest checkpoint). torch and safetensors do not notice flipped bits, so every file
-holds a SHA-256 of its content. After the end of a training, the latest checkpoint holds only history and best model.
+The checkpoint folder of a training holds three files. ``latest_checkpoint.pt`` is the newest checkpoint, and
+``previous_checkpoint.pt`` the checkpoint before it. ``best_model.safetensors`` is a copy of the best weights in the
+latest checkpoint. torch and safetensors do not notice flipped bits, so every file holds a SHA-256 of its content.
+After the end of a training, the latest checkpoint holds only the history and the best model.
 """
 
 import hashlib
@@ -36,7 +37,10 @@ _logger = logging.getLogger(__name__)
 
 
 class DamagedCheckpointError(FvcError):
-    """A checkpoint file is unusable: its digest is wrong, or torch cannot load it without running code from it."""
+    """A checkpoint file is unusable: its SHA-256 is wrong, it holds NaN, or torch cannot load it safely.
+
+    Loading is unsafe if the file holds pickled objects that run code.
+    """
 
 
 class CheckpointReadError(FvcError):
@@ -48,7 +52,7 @@ class CheckpointWriteError(FvcError):
 
 
 class CheckpointMismatchError(UsageError):
-    """A checkpoint was made with another configuration, network or data set. Exit code 2."""
+    """A checkpoint was made with another configuration, network or data set. The command exits with status 2."""
 
 
 # --- Documents: files of ``torch.save``, followed by their SHA-256 as 64 hexadecimal digits, which torch ignores
@@ -83,11 +87,12 @@ def load_document(path: Path, wanted_format: int = _FORMAT) -> dict[str, Any]:
     """Verify the SHA-256 of the file at ``path`` and return the document that ``write_document`` wrote.
 
     Args:
-        path: the file. A pickle in it that would run code is refused.
-        wanted_format: the value that the document must have under ``format``.
+        path: the file.
+        wanted_format: the value that the document must have under the key ``format``.
 
     Raises:
-        DamagedCheckpointError: wrong digest, not loadable without running code, or not ``wanted_format``.
+        DamagedCheckpointError: the digest is wrong, the file holds pickled objects that could run code, or the
+            document has another format.
         CheckpointReadError: memory ran out or the disk failed; the file may be undamaged.
     """
     try:
@@ -107,7 +112,10 @@ def load_document(path: Path, wanted_format: int = _FORMAT) -> dict[str, Any]:
 
 
 def why_not_loaded(error: Exception) -> str:
-    """Return the reason why ``torch.load`` raised ``error``, without torch's advice to load the file unsafely."""
+    """Return a short text that says why ``torch.load`` raised ``error``.
+
+    Torch's own advice, to load the file with ``weights_only=False``, is left out because it is unsafe.
+    """
     if named := re.search(r"GLOBAL (\S+)", str(error)):
         return f"it holds objects of {named[1]}, which can run code when they are loaded"
     if isinstance(error, pickle.UnpicklingError):
@@ -145,9 +153,9 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def write_weights_with_digest(path: Path, weights: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
-    """Write ``weights``, a JSON ``description`` and digests of both to ``path``, atomically, in safetensors' format.
+    """Replace ``path`` atomically with a safetensors file of ``weights``, ``description`` and digests of both.
 
-    Equal content gives equal files.
+    ``description`` must be valid JSON; it is stored in the header. Equal arguments give byte-identical files.
 
     Raises:
         OSError: the file cannot be written; ``path`` keeps its old content.
@@ -187,9 +195,9 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def tensors_with_nan(weights: Mapping[str, Any]) -> str:
-    """Return the names of up to five tensors with NaN, as text; empty if there are none.
+    """Return the names of the tensors that contain NaN, at most five, joined by commas; empty if none does.
 
-    Infinity is allowed, because masks use it.
+    Infinity is allowed, because masks use it. Values that are no tensors are ignored.
     """
     tensors = ((name, value) for name, value in weights.items() if isinstance(value, Tensor))
     return ", ".join(islice((name for name, tensor in tensors if tensor.isnan().any()), 5))
@@ -200,12 +208,12 @@ def tensors_with_nan(weights: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class CheckpointBinding:
-    """The configuration, data and network that a checkpoint belongs to.
+    """The configuration, data and network for which a checkpoint is valid.
 
     Attributes:
-        config: the JSON values of the configuration, by field. They let messages name the fields that changed.
+        config: the configuration as JSON values by field name. Messages name the fields that changed.
         data_fingerprint: a digest of the training data.
-        network: ``name`` of the trained class, its ``file``, and a digest of its ``code``; empty if unknown.
+        network: a dict with the trained class's ``name``, its ``file`` and a digest of its ``code``; empty: unknown.
     """
 
     config: Mapping[str, Any]
@@ -213,9 +221,9 @@ class CheckpointBinding:
     network: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, other: Self) -> list[str]:
-        """Return the changes from this binding to the new one, ``other``, such as ``epochs: 20 -> 30``.
+        """Return a text per difference from this binding to ``other``, such as ``epochs: 20 -> 30``.
 
-        Configuration and data are compared; the network is not.
+        The configuration and the data are compared, the network is not. The list is empty if both are equal.
         """
         mine, others = self.config, other.config
         names = [name for name in sorted({*mine, *others}) if mine.get(name) != others.get(name)]
@@ -227,7 +235,11 @@ class CheckpointBinding:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a checkpoint file, with all tensors on the CPU."""
+    """The content of the checkpoint file ``path``, with all tensors on the CPU.
+
+    ``epoch`` and ``step`` count completed epochs and optimizer steps; ``state`` is the training's state.
+    ``best_model`` has the best weights by name, from epoch ``best_epoch`` (0: no best model yet).
+    """
 
     path: Path
     epoch: int
@@ -238,13 +250,15 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """Read and write the checkpoints of one training. A folder may have only one writer.
+    """Read and write the checkpoints of one training. Only one process may write to a folder at a time.
 
     Args:
-        folder: created if missing; temporary files of dead writers are removed.
-        binding: written into every file; a file with another binding is refused.
-        report: receives one sentence about every damaged file.
-        anew: the command, for messages, that discards these checkpoints so that training starts over.
+        folder: the checkpoint folder. The first save creates it. Temporary files of processes that have ended are
+            removed.
+        binding: the configuration, data and network of the training. Checkpoints store it, and ``load`` refuses a
+            checkpoint with another binding.
+        report: function that is called with a sentence about every damaged file.
+        anew: the command, for error messages, that discards the checkpoints so that training starts over.
     """
 
     def __init__(
@@ -266,12 +280,13 @@ class CheckpointFolder:
     def save(
         self, state: Mapping[str, Any], *, epoch: int, step: int, best_epoch: int, best_model: Mapping[str, Tensor]
     ) -> None:
-        """Write the latest checkpoint, rename the one before it, and write the best model if its epoch has changed.
+        """Write ``latest_checkpoint.pt``; the file that had this name becomes ``previous_checkpoint.pt``.
 
-        The state is written piece by piece, without a second copy in memory.
+        The best model is also written to its own file if ``best_epoch`` has changed. The state is written piece by
+        piece, without a second copy in memory.
 
         Args:
-            state: nested dicts and lists of tensors, numbers, text and None.
+            state: the training's state: nested dicts and lists of tensors, numbers, text and None.
             epoch: completed epochs.
             step: completed optimizer steps.
             best_epoch: the epoch of ``best_model``; 0 if there is none yet.
@@ -312,11 +327,11 @@ class CheckpointFolder:
         )
 
     def load(self) -> Checkpoint | None:
-        """Return the newest undamaged checkpoint, or None.
+        """Return the newest undamaged checkpoint; None if there is none.
 
-        The best model in this checkpoint replaces ``best_model.safetensors`` if that file differs from it. The two
-        differ if the process was killed between the two writes. A damaged checkpoint file is renamed to
-        ``<name>.unusable``, so that the next save does not replace a good file with it.
+        If ``best_model.safetensors`` differs from the best model in this checkpoint, it is written again. They differ
+        after the process was killed between the two writes. A damaged checkpoint file is renamed to
+        ``<name>.unusable``, so that the next save does not replace the good previous checkpoint with it.
 
         Raises:
             CheckpointReadError: memory ran out or the disk failed; nothing was changed.
@@ -343,7 +358,13 @@ class CheckpointFolder:
         return None
 
     def _read(self, path: Path) -> Checkpoint:
-        """Return the checkpoint in ``path``; raises like ``load``."""
+        """Return the checkpoint in the file ``path``.
+
+        Raises:
+            DamagedCheckpointError: the file is damaged, or holds NaN.
+            CheckpointReadError: memory ran out or the disk failed.
+            CheckpointMismatchError: the checkpoint belongs to another configuration, network or data set.
+        """
         document = load_document(path)
         try:
             stamped = CheckpointBinding(document["config"], document["data_fingerprint"], dict(document["network"]))
@@ -386,7 +407,7 @@ def other_network(what: str, then: Mapping[str, str], now: Mapping[str, str], an
     """Return the error message for a stored file that was made with another network.
 
     Args:
-        what: the stored file, in words.
+        what: words for the stored file, such as ``the checkpoint 'PATH'``.
         then: ``CheckpointBinding.network`` of the stored file.
         now: ``CheckpointBinding.network`` of the network that is to be trained.
         anew: the command that discards the stored file.

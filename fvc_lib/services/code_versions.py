@@ -1,8 +1,9 @@
-"""Find the code of the library that a source text depends on, and compare versions of it by function.
+"""Find the library modules that a source text depends on, and compare versions of their code by function.
 
-A source depends on every module that it names, and on all modules that these name in turn. A name in a string counts,
-because child processes are started as ``"fvc_lib.video.clips.making:make_original"``. A package followed by ``.*``
-stands for all its modules; registries name their folders this way. Imports in this project are absolute.
+A source text depends on every module that it names, and on the modules that those modules name, recursively. A name in
+a string counts, because child processes are started as ``"fvc_lib.video.clips.making:make_original"``. A package
+followed by ``.*`` stands for all its modules; registries name their folders this way. Imports in this project are
+absolute.
 
 Every training records the versions of the code that trained it, with digests of their functions, in ``code.json`` of
 its checkpoint folder. Digests of functions leave out docstrings and comments. A change of library code does not repeat
@@ -32,7 +33,7 @@ def code_behind(sources: Iterable[str], *, package: Path | None = None) -> dict[
 
     Args:
         sources: source texts, for example a notebook's cells.
-        package: the folder of ``fvc_lib``; None: the checkout's.
+        package: path of the folder ``fvc_lib``; None: that of this checkout.
     """
     package = package or CHECKOUT / "fvc_lib"
     files = _files(package)
@@ -45,7 +46,7 @@ def code_hash(module: str, within: str | tuple[str, ...] = "fvc_lib") -> str:
 
     Args:
         module: dotted name of the module.
-        within: dotted names of packages or modules; only dependencies inside them count.
+        within: dotted names of packages or modules; dependencies outside them are left out.
 
     Raises:
         OSError: a module cannot be read.
@@ -72,9 +73,9 @@ _PARSING = threading.Lock()  # in Python 3.11 threads that parse at once may rai
 
 
 def functions_of_module(module: str) -> dict[str, str]:
-    """Return a digest per function and class of ``module``, by name; empty if the module does not exist.
+    """Return ``functions_in`` of the source of ``module``: a digest per function and class, by name.
 
-    See ``functions_in``. ``module`` is a dotted name in ``fvc_lib``.
+    ``module`` is a dotted name in ``fvc_lib``. The dict is empty if the module does not exist.
     """
     parts = CHECKOUT.joinpath(*module.split("."))
     path = next((path for path in (parts.with_suffix(".py"), parts / "__init__.py") if path.is_file()), None)
@@ -83,15 +84,19 @@ def functions_of_module(module: str) -> dict[str, str]:
 
 @cache
 def _functions_at(path: Path, _digest: str) -> dict[str, str]:
-    """Return ``functions_in`` of the file at ``path``. The digest of its content is part of the cache's key."""
+    """Return ``functions_in`` of the file at ``path``.
+
+    ``_digest`` is the digest of its content. It only makes the cache forget a file that has changed.
+    """
     return functions_in(path.read_text(encoding="utf-8"))
 
 
 def functions_in(source: str) -> dict[str, str]:
     """Return a digest of each top-level function and each method in ``source``, without docstrings and comments.
 
-    Keys are ``function`` and ``Class.method``. The rest of a class has the key ``Class``, and the rest of the module
-    has the key ``module``. Text that Python cannot parse, such as a cell with magic commands, is digested as written.
+    Keys are ``function`` and ``Class.method``. The code of a class outside its methods has the key ``Class``. The code
+    outside functions and classes has the key ``module``. Text that Python cannot parse, such as a cell with magic
+    commands, has one digest of the text, under ``module``.
     """
     try:
         with _PARSING:
@@ -118,7 +123,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def in_words(names: Iterable[str]) -> str:
-    """Return the first four of ``names``, sorted, as text, followed by the number of further names."""
+    """Return ``names`` as text, sorted and without ``fvc_lib.``: at most four, then ``and N more``."""
     short = [name.removeprefix("fvc_lib.") for name in sorted(names)]
     more = [f"and {len(short) - _MOST_NAMED} more"] if len(short) > _MOST_NAMED else []
     return ", ".join(short[:_MOST_NAMED] + more)
@@ -131,10 +136,10 @@ _IMPORT = re.compile(rf"\bfrom[\s\\]+(?P<module>{_NAME})[\s\\]+import\b[ \t\\\n]
 
 
 def names_in(source: str) -> frozenset[str]:
-    """Return every dotted name under ``fvc_lib`` in ``source``.
+    """Return every dotted name in the text ``source`` that begins with ``fvc_lib``.
 
-    An import of a name from a module gives both the module and the name in it. Two regular expressions do this ten
-    times as fast as a parser.
+    ``from fvc_lib.a import b`` gives ``fvc_lib.a`` and ``fvc_lib.a.b``. Regular expressions find the names ten times
+    as fast as a parser.
     """
     names = set(re.findall(_NAME, source))
     for match in _IMPORT.finditer(source):
@@ -174,7 +179,10 @@ def _files(package: Path) -> dict[str, Path]:
 
 @cache
 def _names_at(path: Path, _digest: str) -> frozenset[str]:
-    """Return ``names_in`` of the file at ``path``. The digest of its content is part of the cache's key."""
+    """Return ``names_in`` of the file at ``path``.
+
+    ``_digest`` is the digest of its content. It only makes the cache forget a file that has changed.
+    """
     return names_in(path.read_text(encoding="utf-8", errors="replace"))
 
 
@@ -183,12 +191,14 @@ FIELDS = "fvc_lib.services.config.RunConfig"  # a field changed there changes no
 
 
 def note_code(folder: Path, sources: Sequence[str], inputs: Mapping[str, Any]) -> None:
-    """Add the current version of the library code behind ``sources`` to ``code.json`` in ``folder``.
+    """Record the current version of the library code that ``sources`` depend on, in ``code.json`` of ``folder``.
+
+    Earlier versions in the file stay, because a resumed training may have used several.
 
     Args:
         folder: the training's checkpoint folder.
         sources: source texts that name the modules that train.
-        inputs: the content of the user's files and the notebook's cells, as JSON values.
+        inputs: the contents of the user's files and the notebook's cells, as JSON values by name.
     """
     version = {
         name: {"file": digest, "functions": functions_of_module(name)} for name, digest in code_behind(sources).items()
@@ -198,14 +208,15 @@ def note_code(folder: Path, sources: Sequence[str], inputs: Mapping[str, Any]) -
 
 
 def has_inputs(folder: Path, inputs: Mapping[str, Any]) -> bool:
-    """Return whether the training in ``folder`` began with these ``inputs``, as ``note_code`` recorded them."""
+    """Return whether ``inputs`` equal the inputs that ``note_code`` recorded for the training in ``folder``."""
     return bool(read_document(folder / NOTE).get("inputs") == inputs)
 
 
 def changed_functions(folder: Path) -> set[str]:
-    """Return the dotted names of the functions that trained the model in ``folder`` and have changed since.
+    """Return the dotted names of the functions that have changed since the training in ``folder`` used them.
 
-    Modules added since are left out: the code that trained calls none of them.
+    The versions in ``code.json`` are compared with the library's current files. Modules that were added since are left
+    out, because the recorded code calls none of them.
     """
     files = _files(CHECKOUT / "fvc_lib")
     return {
@@ -218,7 +229,10 @@ def changed_functions(folder: Path) -> set[str]:
 
 
 def mixed_code(folders: Sequence[Path]) -> str:
-    """Return the names of functions that differ between the trainings in ``folders``, as text; empty if none do."""
+    """Return the names of functions whose code differs between the trainings in ``folders``, as ``in_words`` text.
+
+    The text is empty if all trainings used the same code.
+    """
     versions = [version for folder in folders for version in _versions(folder)]
     return in_words(
         {

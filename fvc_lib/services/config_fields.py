@@ -1,4 +1,4 @@
-"""Declare fields of the run's configuration, and convert and check their values."""
+"""Declare the fields of ``RunConfig``, the configuration of a run, and convert and check their values."""
 
 import dataclasses
 import re
@@ -27,9 +27,9 @@ _SINGLE_STAGES = tuple(spec.stages[0].name for spec in TASKS.values() if len(spe
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """The attributes of a configuration field, besides its type, default and description.
+    """The attributes of a configuration field in addition to its type, default and description.
 
-    A task is what is learned (``video``, ``image``, ``video_text``); a stage is one notebook of its pipeline.
+    A task is a learning problem (``video``, ``image`` or ``video_text``). A stage is one notebook of its pipeline.
     """
 
     changes: Changes
@@ -60,9 +60,10 @@ def field(
             ``resume``.
         description: the meaning in one line.
         tasks: names of the tasks that read the field.
-        stages: names of the stages of task video whose results depend on the field. For ``data`` the index is added.
-            For ``weights`` the trainings need not be named. For ``results`` name all stages; the default is 05.
-        options: further attributes of ``Declaration``, and pydantic's own (``ge=0``).
+        stages: names of the stages of task video whose results depend on the field. If ``changes`` is ``data``, stage
+            01 (data index) is added. If it is ``weights``, the stages that train need not be named. If it is
+            ``results``, all stages must be named; empty then means stage 05 (results of all folds).
+        options: further attributes of ``Declaration``, and options of pydantic's ``Field`` such as ``ge=0``.
     """
     usual = (*stages, DATA_INDEX) if changes == "data" else tuple(stages)
     if changes == "results":
@@ -80,9 +81,10 @@ _COMMA = re.compile(r",(?![^{}]*\})")
 
 
 def split_names(value: Any) -> Any:
-    """Return text such as ``flip,noise`` or ``[flip, noise]`` as a tuple of names, and a list as a tuple.
+    """Return the names in a text such as ``flip,noise`` or ``[flip, noise]`` as a tuple.
 
-    A comma between braces does not split: ``{real,fake}/*.tar`` is one name. Other values are returned unchanged.
+    A comma between braces does not split: ``{real,fake}/*.tar`` is one name. A list is returned as a tuple, and a value
+    of any other type unchanged.
     """
     if isinstance(value, str):
         listed = value.strip()
@@ -96,7 +98,7 @@ AUTO_RANKS = 0  # stands for ``num_ranks auto`` until a run is made; the run the
 
 
 def number_or_auto(value: Any) -> Any:
-    """Return ``AUTO_RANKS`` for ``auto``, else ``value``."""
+    """Return ``AUTO_RANKS`` if ``value`` is the text ``auto``, else ``value`` unchanged."""
     return AUTO_RANKS if value == "auto" else value
 
 
@@ -116,7 +118,7 @@ def split_pairs(value: Any) -> Any:
 
 
 class _OnceLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # a tenth of the time
-    """A YAML loader that raises ``ValueError`` for a mapping with the same key twice."""
+    """A safe YAML loader that raises ``ValueError`` if a mapping has the same key twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
         names = [str(key.value) for key, _ in node.value]
@@ -126,9 +128,9 @@ class _OnceLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
 
 
 class _TextLoader(_OnceLoader):
-    """A YAML loader that returns plain values as text; only null stays None.
+    """A YAML loader that returns every unquoted value as text, except null, which becomes None.
 
-    YAML 1.1 would read 010 as 8, 1:30 as 90 and off as false.
+    The rules of YAML 1.1 would convert 010 to 8, 1:30 to 90 and off to False.
     """
 
     yaml_implicit_resolvers: ClassVar = {
@@ -141,10 +143,10 @@ def read_yaml(text: str, origin: str, *, typed: bool = False) -> dict[str, Any]:
     """Return the mapping in a YAML ``text``; an empty dict for an empty text.
 
     Args:
-        text: the YAML text of a user or of a run.
-        origin: source of the text, for messages.
-        typed: True: convert values by YAML's rules, as needed for ``RunConfig.to_yaml``. False: values stay text, which
-            the fields convert as on the command line.
+        text: the YAML text.
+        origin: words for the source of the text in error messages.
+        typed: True: convert values by YAML's rules, as needed for text from ``RunConfig.to_yaml``. False: values stay
+            text, which the fields convert like values of the command line.
 
     Raises:
         UsageError: the text is no valid YAML mapping, or has a name twice.
@@ -160,9 +162,9 @@ def read_yaml(text: str, origin: str, *, typed: bool = False) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class NameIn:
-    """An annotation of a field whose value is one name, or several, of items in ``registry``.
+    """An annotation for a field whose value names one item or several items of ``registry``, such as a model.
 
-    ``or_else`` is one further value that the field accepts, such as an empty text.
+    ``or_else`` is one further text that the field accepts, such as an empty text; None: there is none.
     """
 
     registry: Registry[Any]
@@ -172,21 +174,28 @@ class NameIn:
         return [name for name in ([value] if isinstance(value, str) else value) if name != self.or_else]
 
     def check(self, value: Any) -> Any:
-        """Return ``value``, with a user's file as an absolute path.
+        """Check the name or names in ``value`` and return them; the path of a user's file is made absolute.
 
         Raises:
-            UsageError: a name in ``value`` is unknown.
+            UsageError: a name in ``value`` is not registered.
         """
         checked = [self.registry.check(name) for name in self._names(value)]
         return type(value)(checked) if not isinstance(value, str) else checked[0] if checked else value
 
     def load(self, value: Any) -> None:
-        """Import the files that register the names in ``value``; raise ``UsageError`` with the file and its error."""
+        """Import the files that register the names in ``value``.
+
+        Raises:
+            UsageError: a file cannot be imported; the message has its path and the error.
+        """
         for name in self._names(value):
             self.registry.get(name)
 
     def identity(self, value: Any) -> Any:
-        """Return the value that hashes use: ``value``, with a digest added if it names a user's file."""
+        """Return the form of ``value`` that goes into a run's hash.
+
+        If ``value`` names a user's file, a digest of the file's code is added; else it is unchanged.
+        """
         return self.registry.identity(value) if isinstance(value, str) else value
 
     def files(self, value: Any) -> list[str]:
@@ -198,9 +207,9 @@ class NameIn:
 
 
 def wanted(fits: Callable[[Any], object], words: str) -> AfterValidator:
-    """Return a validator that accepts values for which ``fits`` returns a true value.
+    """Return a pydantic validator that accepts a value if ``fits(value)`` is true.
 
-    ``words`` describe the accepted values in the error for any other value.
+    For any other value it raises ``ValueError``. ``words`` describe the accepted values in the message.
     """
 
     def check(value: Any) -> Any:
@@ -212,21 +221,26 @@ def wanted(fits: Callable[[Any], object], words: str) -> AfterValidator:
 
 
 def one_of(names: Iterable[str]) -> AfterValidator:
-    """Return a validator that accepts the ``names``."""
+    """Return a pydantic validator that accepts a value only if it is in ``names``."""
     known = tuple(names)
     return wanted(known.__contains__, f"one of {', '.join(known)}")
 
 
 def matching(pattern: str, words: str) -> AfterValidator:
-    """Return a validator for text that fully matches ``pattern``; ``words`` describe the wanted text in its error."""
+    """Return a pydantic validator that accepts text only if all of it matches the regular expression ``pattern``.
+
+    ``words`` describe the accepted text in the error message.
+    """
     return wanted(re.compile(pattern).fullmatch, words)
 
 
 def known_families(text: str) -> str:
-    """Return the names of feature families in ``text``, sorted and joined by commas, or ``all``.
+    """Check the names of feature families in ``text``, and return them sorted and joined by commas.
+
+    If ``all`` is among them, the result is ``all``.
 
     Raises:
-        UsageError: a family is unknown.
+        UsageError: a family is not registered.
     """
     names = set(split_names(text)) or {text}
     return "all" if "all" in names else ",".join(sorted(FEATURES.check(name) for name in names))
@@ -238,9 +252,10 @@ _NUMBER = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
 
 
 def known_operating_point(text: str) -> str:
-    """Return the rule ``text`` that chooses a decision threshold, in lower case without spaces.
+    """Check ``text``, the rule that chooses a decision threshold, and return it in lower case without spaces.
 
-    It is ``best``, ``fpr=SHARE`` or ``cost=FALSE_ALARM:MISS``.
+    Valid rules are ``best``, ``fpr=SHARE`` (a false positive rate inside (0, 1)) and ``cost=FALSE_ALARM:MISS`` (costs
+    above 0 of the two errors).
 
     Raises:
         ValueError: the rule is invalid.

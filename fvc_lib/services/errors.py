@@ -1,4 +1,4 @@
-"""Errors that a user can act on. A message names the value found, the values allowed and the remedy."""
+"""Errors that a user can act on. A message names the wrong value, the allowed values and the remedy."""
 
 import difflib
 import shlex
@@ -21,13 +21,13 @@ class UsageError(FvcError):
 
 
 class DataError(FvcError):
-    """The data cannot give an honest result: it is too small, unreadable, or has a single class. Exit code 3."""
+    """The data cannot give a valid result: it is too small, unreadable, or has a single class. Exit code 3."""
 
     exit_code = 3
 
 
 class LeakageError(DataError):
-    """Data that must be on one side of a split (training or test) is on both. Exit code 3."""
+    """The same data, or related data, is in both the training and the test part of a split. Exit code 3."""
 
 
 class StoppedError(BaseException):
@@ -54,6 +54,9 @@ def command_text(*arguments: object) -> str:
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean 'epochs'?`` with up to three names from ``known`` similar to ``got``; empty if none is."""
+    """Return a text such as `` Did you mean 'epochs'?``, with up to three names from ``known`` similar to ``got``.
+
+    The text begins with a space. It is empty if no name is similar.
+    """
     close = difflib.get_close_matches(got, list(known), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -1,9 +1,9 @@
-"""Apply one function to many items in child processes, whose crash or hang does not end the run.
+"""Apply one function to many items in child processes, so that a crash or hang in the function does not end the run.
 
-This is meant for native code on untrusted files: a crash, a hang or a memory limit costs only the current item. The
-children are plain interpreters that import the function by name and exchange JSON lines. They do not import the
-parent's ``__main__``, so this works in a script without a main guard and in a notebook kernel. ``multiprocessing``
-would run such a script again, and would not find a function of a notebook.
+This is meant for native code that reads untrusted files. If it crashes, hangs or exceeds the memory limit, only the
+current item fails. The children are plain interpreters that import the function by name and exchange JSON lines. They
+do not import the parent's ``__main__``, so this works in a script without a main guard and in a notebook kernel.
+``multiprocessing`` would run such a script again, and would not find a function of a notebook.
 """
 
 import contextlib
@@ -38,10 +38,10 @@ LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Answer:
-    """The outcome of one item.
+    """The outcome of one item of ``run_isolated``.
 
     Attributes:
-        position: index of the item in ``items``.
+        position: index of the item in the argument ``items``.
         value: the function's JSON result; None if ``failure`` is set.
         failure: ``crashed`` or ``timeout``; None for a success.
         detail: explanation of the failure.
@@ -55,13 +55,13 @@ class Answer:
 
 @dataclass
 class Suspects:
-    """Files that may have ended a whole process before, not only a child.
+    """Files that were in progress when an earlier parent process died, and so may have killed it.
 
-    A file is identified by its path in an item: the item itself, or its ``source``.
+    Items of ``run_isolated`` are paths, or dicts with a path under ``source``.
 
     Attributes:
         alone: paths of files that are processed last, one at a time.
-        given_up: files that are not processed any more: reasons by path. Their answer is ``crashed``.
+        given_up: reasons, by path, for files that are not processed any more. Their answer is ``crashed``.
         in_hand: called with the paths of all items in progress, whenever an item begins or ends; None: not called.
     """
 
@@ -70,9 +70,9 @@ class Suspects:
     in_hand: Callable[[list[str]], None] | None = None
 
     def read(self, records: Path) -> None:
-        """Replace ``alone`` and ``given_up`` with the entries of the JSON files in folder ``records``.
+        """Set ``alone`` and ``given_up`` to the entries of all JSON files in the folder ``records``.
 
-        There is one file per shard (a job that does part of the work of a stage).
+        A shard (a job that does a part of a stage's work) has written each file.
         """
         self.alone.clear()
         self.given_up.clear()
@@ -87,10 +87,10 @@ SUSPECTS = Suspects()  # the suspects that ``run_isolated`` uses in this process
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use, at least 1.
+    """Return the number of CPU cores that this process may use, at least 1.
 
-    It is the smallest of CPU affinity, the container's quota and ``SLURM_CPUS_PER_TASK``. SLURM's variable counts
-    because some clusters do not confine a job to the cores that it requested.
+    It is the smallest of three limits: the CPU affinity, the container's quota and ``SLURM_CPUS_PER_TASK``. SLURM's
+    variable is read because some clusters do not confine a job to the cores that it requested.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     of_task = os.environ.get("SLURM_CPUS_PER_TASK", "")
@@ -103,11 +103,10 @@ def available_cores() -> int:
 
 
 def threads_of_a_fold(num_folds: int, num_ranks: int = 1) -> int:
-    """Return the number of threads of one training process: ``OMP_NUM_THREADS``, else an equal share of the cores.
+    """Return the number of threads for one training process: ``OMP_NUM_THREADS`` if set, else its share of the cores.
 
-    Every one of the ``num_folds`` trainings has ``num_ranks`` processes. All folds of a run get the same number of
-    threads, because the last bits of a sum depend on it. With more threads than cores, threads would wait for each
-    other.
+    The cores are divided equally among ``num_folds`` trainings of ``num_ranks`` processes each; the result is at least
+    1. All folds of a run get the same number, because the last bits of a sum depend on it.
     """
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdecimal() and int(wanted):
@@ -125,21 +124,22 @@ def run_isolated(
     worker_bytes: int = WORKER_BYTES,
     look: Callable[[], None] = lambda: None,
 ) -> Generator[Answer]:
-    """Yield one answer per item, in the order they are finished; closing the iterator ends the children.
+    """Call ``function`` on every item in child processes, and yield one answer per item as soon as it is finished.
 
-    There are as many children as cores, items and the memory budget allow, at least one. If one of several children is
-    killed, the others may have used up the memory. So half as many children work from then on, and the item of the
-    killed child is tried once more at the end, alone.
+    The number of children is limited by the cores, the items and the memory budget, and is at least one. If one of
+    several children is killed, the others may have used up the memory. So half as many children work from then on, and
+    the item of the killed child is tried once more at the end, alone. Closing the iterator kills the children.
 
     Args:
-        function: ``module:name`` of an importable function from one JSON value to one JSON value. An exception in it
-            counts as a crash, so return expected failures as a result.
-        items: JSON values.
+        function: ``module:name`` of an importable function that maps one JSON value to one JSON value. An exception in
+            it counts as a crash, so return expected failures as a result.
+        items: JSON values, the arguments of ``function``.
         workers: at most this many child processes; 0: one per available core.
         timeout_seconds: time limit of one item, after which its child is killed; or a sequence with one limit per item.
         memory_bytes: limit of a child's address space; None: unlimited.
-        worker_bytes: expected resident memory of a child.
-        look: called at least every ``LOOK_SECONDS`` while the children work; an exception in it ends them.
+        worker_bytes: expected resident memory of a child, from which the number of children is computed.
+        look: called at least every ``LOOK_SECONDS`` while the children work, for example to check for a stop request.
+            If it raises, the children are killed.
 
     Raises:
         FvcError: a child cannot start; the message has the last line that the child wrote.
@@ -225,7 +225,7 @@ class _Child:
         self._deadline = time.monotonic() + _START_SECONDS
 
     def begin(self, item: Any, seconds: float) -> None:
-        """Send ``item`` as soon as the child is ready; ``seconds`` is the time limit for its answer."""
+        """Send ``item`` to the child now, or when it has started; ``seconds`` is the time limit of the answer."""
         self._item, self._seconds = json.dumps(item, ensure_ascii=True).encode() + b"\n", seconds
         if self._is_ready:
             self._send()
@@ -237,12 +237,12 @@ class _Child:
             self._items.flush()
 
     def answer(self, *, is_readable: bool) -> Answer | None:
-        """Return the answer, or None if it is not complete yet.
+        """Return the child's answer to the current item, or None if it is not complete yet.
 
         If the child has died or the time limit has passed, the answer describes this failure.
 
         Args:
-            is_readable: whether the child's output has data, or has ended.
+            is_readable: whether the child's output has data to read, or has been closed.
 
         Raises:
             FvcError: the child cannot start.
@@ -269,7 +269,10 @@ class _Child:
         return None
 
     def _death(self) -> str:
-        """Return how the child ended, with the last line that it wrote to its standard error."""
+        """Return a text with the child's signal or exit code and the last line of its standard error.
+
+        A child that still runs is killed after a few seconds.
+        """
         try:
             code = self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:  # it closed its output but lives on
@@ -291,7 +294,12 @@ class _Child:
 
 
 def serve() -> None:
-    """Run the child's main loop: one JSON item per line in, one JSON result per line out, until the input ends."""
+    """Run the main loop of a child process, until its standard input ends.
+
+    It reads one item per line as JSON, calls the function, and writes one result per line as JSON to standard output.
+    The command line has the function's name, the longest time limit in seconds, and the memory limit in bytes (0:
+    none).
+    """
     function, timeout_text, memory_text = sys.argv[1:4]
     answers = os.dup(1)
     os.dup2(2, 1)  # prints of libraries must not mix with the answers

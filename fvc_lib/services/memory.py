@@ -28,11 +28,11 @@ class MemoryBudget:
     origin: str  # the limit that sets it, such as ``SLURM_MEM_PER_NODE``
 
     def describe(self) -> str:
-        """Return a line such as ``memory budget: 8.00 GB (SLURM_MEM_PER_NODE)``."""
+        """Return a text for logs, such as ``memory budget: 8.00 GB (SLURM_MEM_PER_NODE)``."""
         return f"memory budget: {self}"
 
     def divided(self, sharers: int) -> "MemoryBudget":
-        """Return the equal part of the budget for one of ``sharers`` processes."""
+        """Return the budget of one process if ``sharers`` processes divide this budget equally."""
         return self if sharers == 1 else MemoryBudget(self.total_bytes // sharers, f"1/{sharers} of {self}")
 
     def __str__(self) -> str:
@@ -40,9 +40,9 @@ class MemoryBudget:
 
 
 def memory_sharers(environ: Mapping[str, str] | None = None) -> int:
-    """Return how many processes share the memory budget, including this one.
+    """Return the number of processes that share the memory budget, including this one; at least 1.
 
-    ``environ`` is the environment to read; None: this process's.
+    ``environ`` has the environment variables to read; None: those of this process.
     """
     return max(1, _whole((os.environ if environ is None else environ).get(SHARERS_VARIABLE)))
 
@@ -50,9 +50,10 @@ def memory_sharers(environ: Mapping[str, str] | None = None) -> int:
 def memory_budget(
     mem_gb: float | None = None, *, environ: Mapping[str, str] | None = None, root: Path = Path("/")
 ) -> MemoryBudget:
-    """Return the smallest limit among ``mem_gb``, the control groups, SLURM and the machine's memory.
+    """Return the memory budget of this process.
 
-    Processes that share the budget (``SHARERS_VARIABLE``) get equal parts of it.
+    It is the smallest limit among ``mem_gb``, the control groups, SLURM and the machine's memory. If several processes
+    share it (``SHARERS_VARIABLE``), it is divided by their number.
 
     Args:
         mem_gb: limit chosen by the user, in units of 1e9 bytes; None: ``FVC_MEM_GB``, if set.
@@ -76,7 +77,7 @@ def memory_budget(
 
 
 def _cgroup_limits(root: Path) -> Iterator[MemoryBudget]:
-    """Yield the limits of this process's control group and of the groups above it.
+    """Yield the memory limits of this process's control group (cgroup) and of the groups that contain it.
 
     SLURM often sets a limit only on the job's group, which lies above the process's group.
     """
@@ -89,9 +90,10 @@ def _cgroup_limits(root: Path) -> Iterator[MemoryBudget]:
 
 
 def control_groups(root: Path = Path("/")) -> Iterator[tuple[PurePosixPath, Path]]:
-    """Yield (path, folder) of every control group that limits this process's memory, the innermost first.
+    """Yield (path, folder) for every control group that limits this process's memory, the innermost first.
 
-    ``path`` is the group's name, such as ``/slurm/job_1``; ``folder`` has its limit files.
+    ``path`` is the name of the group, such as ``/slurm/job_1``; ``folder`` contains its limit files. ``root`` is the
+    folder that holds ``proc`` and ``sys``.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -131,12 +133,12 @@ class ProcessMemory:
 
 
 class ProcessTree:
-    """Measure the memory of the process ``pid`` (None: this one) with its descendants.
+    """Measure the memory of the process ``pid`` (None: this one) together with its descendants.
 
     A forked loader process shares almost all its pages with its parent: four idle children of a process of 540 MB show
-    540 MB each. So a child counts without its shared pages (``smaps_rollup``). PSS (proportional set size) would still
-    count a page shared with the parent nearly twice. Reading the page tables of 540 MB takes 10 ms. So a child's shared
-    bytes are read again only when its memory has changed by 5 MB, or after ten seconds.
+    540 MB each. So the shared pages of a child (``smaps_rollup``) are not counted. PSS (proportional set size) would
+    still count a page shared with the parent nearly twice. Reading the page tables of 540 MB takes 10 ms. So a child's
+    shared bytes are read again only when its memory has changed by 5 MB, or after ten seconds.
     """
 
     def __init__(self, pid: int | None = None) -> None:
@@ -144,7 +146,7 @@ class ProcessTree:
         self._shared: dict[int, tuple[float, int, int]] = {}  # time, resident and shared bytes of each child
 
     def measure(self) -> ProcessMemory:
-        """Return the memory that the processes hold now; all values are 0 if the process has ended."""
+        """Return the current memory of the process and its descendants; all values are 0 if the process has ended."""
         rss, high_water = _resident_and_peak(self.pid)
         return ProcessMemory(rss, high_water, rss + sum(self._own_bytes(pid) for pid in _descendants(self.pid)))
 
@@ -168,14 +170,15 @@ def own_bytes() -> int:
 
 
 def peak_rss_bytes() -> int:
-    """Return this process's largest resident memory so far, in bytes."""
+    """Return the largest resident memory of this process since it started, in bytes."""
     return max(_forgotten_peak, _resident_and_peak(os.getpid())[1])
 
 
 def reset_high_water() -> int:
-    """Reset this process's high-water mark (peak resident memory) to its current memory, and return the mark in bytes.
+    """Reset the kernel's peak of this process's resident memory to the current value, and return it in bytes.
 
-    ``peak_rss_bytes`` remembers the peak before the reset. If the system cannot reset the mark, it stays.
+    ``peak_rss_bytes`` still includes the peak before the reset. If the system cannot reset the peak, the old peak is
+    returned.
     """
     global _forgotten_peak
     _forgotten_peak = peak_rss_bytes()
@@ -185,7 +188,7 @@ def reset_high_water() -> int:
 
 
 def _resident_and_peak(pid: int) -> tuple[int, int]:
-    """Return (resident memory, peak of it) of process ``pid`` in bytes; (0, 0) if the process has ended."""
+    """Return (resident memory, peak resident memory) of process ``pid`` in bytes; (0, 0) if it has ended."""
     if not _PROC.is_dir():
         import psutil
 
@@ -201,9 +204,9 @@ def _resident_and_peak(pid: int) -> tuple[int, int]:
 
 
 def _descendants(pid: int) -> set[int]:
-    """Return the pids of all descendants of process ``pid``.
+    """Return the process ids of all descendants of process ``pid``.
 
-    They are read from /proc where it exists, since psutil would read every process of the machine.
+    They are read from ``/proc`` if it exists, because psutil would read every process of the machine.
     """
     if not _PROC.is_dir():
         import psutil
@@ -235,9 +238,9 @@ def _field_bytes(text: str, name: str) -> int:
 
 
 def give_back_freed() -> None:
-    """Return memory that the C library holds after it was freed to the system (glibc only).
+    """Give memory that was freed, but that the C library still holds, back to the system (glibc only).
 
-    Memory of small Python objects, which Python itself manages, is not returned.
+    Memory of small Python objects, which Python itself manages, is not given back.
     """
     with suppress(OSError, AttributeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)
@@ -254,10 +257,11 @@ ALLOC_CONF_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORC
 
 
 def allocator_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables to set before torch starts; empty if the user has set an ``ALLOC_CONF_NAMES``.
+    """Return the environment variables that must be set before torch starts, by name.
 
-    They make memory segments expandable. After an out-of-memory error, batches change size. Without expandable
-    segments, blocks of the old size would stay allocated.
+    They make the segments of torch's allocator expandable. After an out-of-memory error, batches change size. Without
+    expandable segments, blocks of the old size would stay allocated. The dict is empty if the user has set one of
+    ``ALLOC_CONF_NAMES``.
 
     Args:
         environ: environment variables to read; None: this process's.
@@ -288,18 +292,19 @@ class DeviceMemory:
 
 
 class MemoryObserver(Protocol):
-    """An object that receives phases, steps and events of a training, so that memory can be attributed to them.
+    """The interface of an object that receives the phases, steps and events of a training.
 
-    ``MemorySampler`` is an example.
+    ``MemorySampler`` implements it, and writes them to the memory log.
     """
 
     def at(
         self, phase: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
     ) -> None:
-        """Receive the current phase, epoch, batch and step of the training.
+        """Receive the current phase, epoch, batch index and optimizer step of the training; None: not known.
 
         The phases are setup, preflight (one step is measured), train, validation, test, and report after the training.
-        For a control training, train, validation and test have its name in front, such as ``control_train``.
+        A control training (on shuffled labels, or to tell sources apart) has its name in front, such as
+        ``control_train``.
         """
         return
 
@@ -312,7 +317,7 @@ class MemoryObserver(Protocol):
         return
 
     def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
-        """Sample an accelerator's memory as well.
+        """Begin to observe an accelerator's memory as well.
 
         ``device`` is its name in the log, such as ``cuda:0``; ``probe`` returns its memory at the time of the call.
         """
@@ -325,11 +330,11 @@ class NoObserver(MemoryObserver):
 
 @contextmanager
 def frozen_garbage() -> Iterator[None]:
-    """Within the block, exclude all objects that exist at its beginning from garbage collection.
+    """Exclude all objects that exist at the beginning of the block from garbage collection within it.
 
-    Garbage is collected completely before and after the block. Enter the block after set-up: a full collection visits
-    every object of every imported module, which takes 0.1 s. Newer objects are still collected, so a cycle that holds
-    tensors is freed. A nested block does nothing.
+    Otherwise a full collection visits every object of every imported module, which takes 0.1 s. Objects made in the
+    block are still collected, so a reference cycle that holds tensors is freed. A full collection runs before and after
+    the block. A nested block does nothing.
     """
     if gc.get_freeze_count():
         yield
@@ -360,12 +365,15 @@ _REMEDIES: dict[RanOut, str] = {
 
 
 def ran_out_in(phase: str) -> RanOut:
-    """Return the argument of ``memory_advice`` for an out-of-memory error in ``phase``."""
+    """Return the kind of work that ran out of memory in ``phase``, as an argument of ``memory_advice``.
+
+    ``phase`` is a phase of ``MemoryObserver.at``.
+    """
     if phase.rpartition("_")[2] in ("train", "validation", "test"):
         return "batch"
     return "preflight" if phase == PREFLIGHT else "elsewhere"
 
 
 def memory_advice(ran_out: RanOut) -> str:
-    """Return a sentence that suggests what to change after ``ran_out`` ran out of memory."""
+    """Return a sentence that suggests parameters to change after the work ``ran_out`` ran out of memory."""
     return f"Next, try {_REMEDIES[ran_out]}; or {_MORE}."

@@ -1,4 +1,4 @@
-"""Merge defaults, params files, environment and command line into one configuration; read the configuration of a run.
+"""Merge defaults, params files, environment and command line into one ``RunConfig``, and read that of an existing run.
 
 Precedence: defaults < params file < environment < command line. Errors name the field and the remedy.
 """
@@ -21,7 +21,8 @@ from fvc_lib.services.tasks import CROSS_CORPUS, TASKS
 def run_config(params_yaml: Path) -> RunConfig:
     """Return the configuration of a run from its file ``params.yaml``.
 
-    A field that is newer than the file, and so missing in it, gets its neutral value instead of the default.
+    A field that was added to the library after the run began is missing in the file. It gets its neutral value, which
+    leaves results unchanged, instead of the default.
 
     Raises:
         UsageError: the file is invalid.
@@ -35,7 +36,8 @@ def read_params_file(path: AnyPath, *, typed: bool = True) -> dict[str, Any]:
 
     Args:
         path: the file.
-        typed: True for the file of a run; False for a user's file, whose values stay text (see ``read_yaml``).
+        typed: True for the ``params.yaml`` of a run. False for a user's file, whose values are checked and stay text
+            (see ``read_yaml``).
 
     Raises:
         UsageError: the file cannot be read, has no mapping, or a user's file has an invalid name or value.
@@ -54,9 +56,9 @@ def read_params_file(path: AnyPath, *, typed: bool = True) -> dict[str, Any]:
 
 
 def environment_values(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the values that environment variables give to fields, by field name; empty variables are left out.
+    """Return the values of configuration fields that environment variables set, as text by field name.
 
-    ``environ`` is the environment to read; None: this process's.
+    Empty variables are left out. ``environ`` has the environment variables; None: those of this process.
     """
     environ = os.environ if environ is None else environ
     return {name: environ[variable] for variable, name in ENVIRONMENT.items() if environ.get(variable)}
@@ -78,7 +80,12 @@ def resolve_config(
 ) -> RunConfig:
     """Return the validated configuration from all sources; a later source overrides an earlier one.
 
-    The order is: defaults, ``params`` (values of a params file), ``environ``, ``command_line``.
+    The order is: defaults of the fields, defaults of the task, ``params``, ``environ``, ``command_line``.
+
+    Args:
+        params: values of a params file, by field name.
+        command_line: values of the command line, by field name.
+        environ: environment variables; None: those of this process.
 
     Raises:
         UsageError: an unknown name or a value out of range; the message names the field and what is allowed.
@@ -98,8 +105,9 @@ def refuse_contradictions(config: RunConfig, given: Iterable[str]) -> None:
         given: names of the fields that the user has set.
 
     Raises:
-        UsageError: ``target_corpora`` is set without the protocol cross_corpus, or is missing with it; there are more
-            ranks than samples in a step; or a field in ``given`` is not read by the task and differs from its default.
+        UsageError: there are three reasons. Protocol cross_corpus has no ``target_corpora``, or another protocol has
+            some. There are more ranks (training processes) than samples in an optimizer step. The task does not read a
+            field in ``given``, and its value is not the default.
     """
     foreign: list[str] = []
     if (config.protocol == CROSS_CORPUS) != bool(config.target_corpora):
@@ -124,7 +132,10 @@ def refuse_contradictions(config: RunConfig, given: Iterable[str]) -> None:
 
 
 def _task_defaults(task: Any) -> Mapping[str, Any]:
-    """Return the defaults of ``task`` that replace the defaults of the fields."""
+    """Return the defaults, by field, that the task named ``task`` sets in place of the fields' own defaults.
+
+    The mapping is empty if there is no such task.
+    """
     return TASKS[task].defaults if isinstance(task, str) and task in TASKS else {}
 
 

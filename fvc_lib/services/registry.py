@@ -1,7 +1,7 @@
-"""Find the items, such as networks, that parameters choose by name.
+"""Registries: find the items that parameters choose by name, such as networks, crops and augmentations.
 
 A file registers its items when it is imported. A registry imports the files of its folder when an item is first
-needed. So a new item needs only a new file, and services import no other folder.
+needed. So a new item needs only a new file, and this package imports no other package.
 """
 
 import ast
@@ -27,7 +27,9 @@ _BEFORE_NAME = r"\.register\((\w+, )?\s*|\b(declaration|_register)\(\s*|\bname\b
 
 
 class Registry(Generic[T]):
-    """Items by name, in the order of registration. Files register in the alphabetical order of their names.
+    """A mapping of names to items, which the files of one folder register.
+
+    ``names`` and ``items`` keep the order of registration; files are imported in the alphabetical order of their paths.
 
     Args:
         kind: the word for an item in messages, such as ``detector``.
@@ -47,7 +49,8 @@ class Registry(Generic[T]):
 
         Args:
             item: the item to register.
-            name: its name; empty: the item's attribute ``name``. ``timm:NAME`` stands for a family of names.
+            name: its name; empty: the item's attribute ``name``. ``timm:NAME`` registers the item for all names that
+                begin with ``timm:``.
 
         Raises:
             UsageError: another line of code has registered the name, or the caller is a notebook's cell.
@@ -71,7 +74,7 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """Return the item called ``name``; for a name such as ``timm:resnet50``, the item of the family ``timm:NAME``.
 
-        Only files that register ``name`` are imported; if there are none, all files are.
+        Only files that register ``name`` are imported. If no file does, all files are imported.
 
         Raises:
             UsageError: there is no such item, or its file cannot be imported; the message has similar names and all
@@ -90,17 +93,24 @@ class Registry(Generic[T]):
         raise UsageError(f"{self.kind} {name!r}: unknown.{failed}{near} Known: {', '.join(self._items) or 'none'}.")
 
     def check(self, name: str) -> str:
-        """Return ``name`` if a file of the folder registers it, without importing the file; raises like ``get``."""
+        """Return ``name`` unchanged if it is registered. The file that registers it is not imported.
+
+        Raises:
+            UsageError: the name is unknown; the message has similar names and all names.
+        """
         if not self.declared_in(name):
             self.get(name)
         return name
 
     def identity(self, name: str) -> str:
-        """Return the text that stands for the item ``name`` in a run's hash."""
+        """Return the text that represents the item ``name`` in a run's hash; here ``name`` itself."""
         return name
 
     def declared_in(self, name: str) -> list[str]:
-        """Return the dotted names of the modules whose source registers ``name`` in quotes; no module is imported."""
+        """Return the dotted names of the modules that register ``name``.
+
+        They are found by searching the source text for the quoted name; no module is imported.
+        """
         literal = f'"{_family(name)}"'
         declared = re.compile(f"({_BEFORE_NAME}){re.escape(literal)}")
         return [module for module, text in self._texts.items() if literal in text and declared.search(text)]
@@ -115,7 +125,7 @@ class Registry(Generic[T]):
         return list(self._items.items())
 
     def _fill(self) -> None:
-        """Import all files that register items."""
+        """Import all files of the folder that register items. Later calls do nothing."""
         if not self._filled:
             for module, text in self._texts.items():
                 if ".register" in text:
@@ -132,7 +142,7 @@ class Registry(Generic[T]):
 
     @cached_property
     def _texts(self) -> Mapping[str, str]:
-        """The source texts of the folder's files, by dotted name, sorted by path."""
+        """The source texts of the folder's modules, by dotted name, sorted by path; empty without a folder."""
         spec = importlib.util.find_spec(self._folder) if self._folder else None
         if spec is None or spec.origin is None:
             return {}
@@ -152,12 +162,12 @@ def _family(name: str) -> str:
 
 
 class FileRegistry(Registry[T]):
-    """A registry that also finds items in files of the user, by names such as ``my_net.py:MyNet``."""
+    """A registry that also finds items in Python files of the user, by names such as ``my_net.py:MyNet``."""
 
     holds = "class"
 
     def file_of(self, name: str) -> Path | None:
-        """Return the path in a name such as ``my_net.py:MyNet``; None if ``name`` has no path.
+        """Return the path in a name such as ``my_net.py:MyNet``; None if ``name`` has another form.
 
         The file need not exist.
         """
@@ -165,10 +175,12 @@ class FileRegistry(Registry[T]):
         return Path(path) if path.endswith(".py") and item.isidentifier() else None
 
     def check(self, name: str) -> str:
-        """Return ``name``; the path of a user's file is made absolute, and the file is not read.
+        """Check ``name`` and return it; in a name such as ``my_net.py:MyNet`` the path is made absolute.
+
+        The file is not read.
 
         Raises:
-            UsageError: ``name`` is a path without an item, or is not registered.
+            UsageError: ``name`` is a path without ``:ITEM``, or a name that is not registered.
         """
         if name.endswith(".py"):
             raise UsageError(f"{self.kind} {name!r}: a file, and no {self.holds} of it. Add :{self.holds.upper()}.")
@@ -176,17 +188,17 @@ class FileRegistry(Registry[T]):
         return super().check(name) if path is None else f"{path.expanduser().absolute()}:{name.rpartition(':')[2]}"
 
     def identity(self, name: str) -> str:
-        """Return the text that stands for the item ``name`` in a run's hash.
+        """Return the text that represents the item ``name`` in a run's hash.
 
-        For a user's file it contains a digest of the file and of the modules that it imports from its folder.
+        For a user's file, it contains a digest of the file and of the modules that the file imports from its folder.
         """
         path = self.file_of(name)
         return name if path is None else f"{path.name}:{name.rpartition(':')[2]}@{_digest_of_file(path)}"
 
     def code_files(self, name: str) -> dict[str, Path]:
-        """Return the user's file in ``name`` and the modules that it imports from its folder, as paths.
+        """Return the paths of the user's file in ``name`` and of the modules that it imports from its folder.
 
-        The keys are paths relative to the file's folder. The result is empty if ``name`` has no path.
+        The keys are the paths relative to the folder of the file. The dict is empty if ``name`` names no user's file.
         """
         path = self.file_of(name)
         return {} if path is None else {str(file.relative_to(path.parent)): file for file in _code_of_file(path)}
@@ -196,7 +208,7 @@ class FileRegistry(Registry[T]):
         return [] if self.file_of(name) else super().declared_in(name)
 
     def _of_file(self, name: str) -> Any:
-        """Return the item that ``name`` chooses from a user's file; None if ``name`` has no path.
+        """Import the user's file in ``name`` and return the item; None if ``name`` names no user's file.
 
         Raises:
             UsageError: the file is missing, cannot be imported, or has no such item.
@@ -214,9 +226,9 @@ class FileRegistry(Registry[T]):
 
 
 def _code_of_file(path: Path) -> list[Path]:
-    """Return a user's file and the modules that it imports from its folder, directly or through other modules, sorted.
+    """Return the paths of a user's file and of the modules that it imports from its folder, sorted.
 
-    Of an imported package all files are returned.
+    Imports of those modules are followed too. For an imported package, all its files are returned.
     """
     found: set[Path] = set()
     todo = [path]
@@ -245,9 +257,10 @@ def _digest_of_file(path: Path) -> str:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Import a user's file and return the module; code that is unchanged is imported only once.
+    """Import a user's file and return the module. The file is imported again only if its code has changed.
 
-    Modules that the file imports from its folder keep their plain names. They are imported again when the code changed.
+    Modules that the file imports from its folder keep their plain names in ``sys.modules``. They are imported again if
+    the code of any of these files has changed.
 
     Raises:
         ImportError: a module of the folder has the name of a module that this process imported from elsewhere.
@@ -284,15 +297,17 @@ SAMPLING, _FIT = r"uniform|window:([1-9][0-9]{0,3})", r"letterbox|crop(?::(0?\.[
 
 @dataclass(frozen=True)
 class View:
-    """The rule by which clips are cut from a video: which frames, which part of the picture, how many clips.
+    """The rule that cuts clips from a video: the choice of frames, the part of the picture, and the number of clips.
 
     Attributes:
-        sampling: ``uniform`` (spread over the video) or ``window:STRIDE`` (every STRIDE-th frame of a stretch).
-        fit: ``letterbox`` (the whole picture, black bars), ``crop`` (the shorter side resized to the clip's, the middle
-            cut out) or ``crop:SHARE`` (the shorter side resized to the clip's side / SHARE; 0.875 is usual).
+        sampling: ``uniform`` (frames spread evenly over the video) or ``window:STRIDE`` (every STRIDE-th frame of one
+            section of the video).
+        fit: ``letterbox`` (the whole picture with black bars), ``crop`` (the shorter side is resized to the clip's
+            side, and the middle square is cut out) or ``crop:SHARE`` (the shorter side is resized to the clip's side /
+            SHARE before the square is cut out; 0.875 is usual).
         clips: number of clips per video.
         crop: name in ``CROPS`` of the function that finds the part of the picture to show; empty: ``fit`` is used.
-        margin: share of its side by which the part that ``crop`` found is enlarged.
+        margin: the part that ``crop`` finds is enlarged by this share of its side.
 
     Raises:
         ValueError: the sampling or fit is unknown.
@@ -312,13 +327,13 @@ class View:
 
     @property
     def stride(self) -> int:
-        """The distance between neighbouring frames of a clip, in frames of the video; 0 for ``uniform``."""
+        """The distance between consecutive frames of a clip, in frames of the video; 0 for ``uniform``."""
         return int(self.sampling.partition(":")[2] or 0)
 
     def resized(self, side: int) -> int:
-        """Return the length in pixels to which the picture's shorter side is resized.
+        """Return the length in pixels to which ``fit`` crop resizes the picture's shorter side.
 
-        A square of ``side`` pixels is then cut out of the middle.
+        A square with a side of ``side`` pixels is then cut out of the middle.
         """
         return int(side / float(self.fit.partition(":")[2] or 1))
 
@@ -328,7 +343,10 @@ PLAIN_VIEW = View()  # the whole picture, in frames spread over the video
 
 @dataclass(frozen=True)
 class ClipSettings:
-    """The number of frames of a clip, the side of its square frames in pixels, and the view that cuts the clip."""
+    """The shape of a clip and its origin: ``num_frames`` square frames with a side of ``side`` pixels.
+
+    ``view`` is the rule that cuts the clip from a video.
+    """
 
     num_frames: int
     side: int
@@ -337,7 +355,7 @@ class ClipSettings:
 
 @dataclass(frozen=True)
 class TrunkOptions:
-    """Arguments of ``DetectorSpec.build_trunk``."""
+    """Arguments of ``DetectorSpec.build_trunk``, which builds a trunk (feature extractor)."""
 
     name: str  # the requested name, such as ``timm:resnet50``
     num_frames: int  # frames of a clip
@@ -349,14 +367,15 @@ class TrunkOptions:
 
 @dataclass(frozen=True)
 class DetectorSpec:
-    """The declaration of a network on clips: a complete one (``build``), or a trunk (feature extractor) for a head.
+    """The declaration of a network that takes clips. Either ``build`` or ``build_trunk`` is set.
 
-    ``build`` returns a network that is initialised from torch's current random state. It maps frames, uint8
-    (B, T, 3, H, W), to logits (B,), positive for fake: B clips of T frames. Its ``recomputable_blocks()`` are the parts
+    ``build`` returns a complete network, initialised from torch's current random state. It maps B clips of T frames,
+    uint8 (B, T, 3, H, W), to logits (B,), positive for fake. Its method ``recomputable_blocks()`` returns the modules
     whose activations gradient checkpointing may recompute.
 
-    ``build_trunk`` returns a network that maps such frames to F features: (B, T, F) per frame, or (B, 1, F) per clip.
-    Its attribute ``frame_feature_size`` is F. Task video_text calls the trunk's method ``frame_features`` if it exists.
+    ``build_trunk`` returns a trunk (feature extractor), to which a head is added. It maps the same input to F features:
+    (B, T, F) per frame, or (B, 1, F) per clip. Its attribute ``frame_feature_size`` is F. Task video_text calls the
+    trunk's method ``frame_features`` if it exists.
     """
 
     name: str  # the value of the parameter ``model``; "timm:NAME" stands for a family
@@ -386,9 +405,9 @@ class DetectorSpec:
     trunk: str = ""  # for ``embedding``: name of the network that has the trunk
 
     def clips(self, num_frames: int, side: int, sampling: str = "", **view: Any) -> ClipSettings:
-        """Return clip settings; 0 and an empty text mean the network's values.
+        """Return clip settings for this network; an argument that is 0 or empty is replaced by the network's value.
 
-        ``view`` has further attributes of ``View``, by name.
+        ``side`` is in pixels, ``sampling`` is ``View.sampling``, and ``view`` has further attributes of ``View``.
         """
         seen = View(sampling or self.frame_sampling, self.frame_fit, **view)
         return ClipSettings(num_frames or self.num_frames, side or self.side, seen)
@@ -410,13 +429,19 @@ _OF_CLASS: Mapping[str, Any] = {
 class DetectorRegistry(FileRegistry[DetectorSpec]):
     """The registry of networks, with families (``timm:resnet50``) and users' files (``my_net.py:MyNet``).
 
-    A user's class with the attribute ``num_features`` is an encoder, to which a head is added. It maps frames, uint8
-    (B, T, 3, H, W), to F features, (B, F) or (B, T, F), for B clips of T frames. Any other class must return logits
-    (B,). ``_OF_CLASS`` lists further attributes of the class.
+    A user's class with the attribute ``num_features`` is an encoder, to which a head is added. It maps B clips of T
+    frames, uint8 (B, T, 3, H, W), to F features, (B, F) or (B, T, F). A class without this attribute must map them to
+    logits (B,). ``_OF_CLASS`` lists further attributes that the class may have.
     """
 
     def get(self, name: str) -> DetectorSpec:
-        """Return the declaration of network ``name``: a registered one, a member of a family, or a user's class."""
+        """Return the declaration of the network ``name``.
+
+        ``name`` is a registered name, a member of a family (``timm:resnet50``) or a user's class (``my_net.py:MyNet``).
+
+        Raises:
+            UsageError: the name is unknown, or its file cannot be imported.
+        """
         spec: Any = self._of_file(name) or super().get(name)
         if isinstance(spec, DetectorSpec):
             return spec if spec.of_name is None else spec.of_name(name)
@@ -433,8 +458,8 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
     def declared_in(self, name: str) -> list[str]:
         """Return the dotted names of the modules that register ``name``.
 
-        A classical model on the features of a trunk has the trunk's name after a colon. Then the modules of the trunk
-        are added.
+        A classical model on a trunk's features has the trunk's name after a colon. The modules that register the trunk
+        are then added.
         """
         ours = super().declared_in(name)
         trunk = name.partition(":")[2]
@@ -442,9 +467,10 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
         return [*ours, *super().declared_in(trunk)] if is_model else ours
 
     def of_features(self, name: str) -> str:
-        """Return ``DetectorSpec.of_features`` of ``name``: the kind of features that it takes; empty for a network.
+        """Return the kind of features that the model ``name`` takes as input (``DetectorSpec.of_features``).
 
-        A network's file is not imported.
+        It is ``forensic`` or ``embedding`` for a classical model. It is empty for a network, whose file is not
+        imported.
         """
         ours = self.declared_in(name)
         is_network = self.file_of(name) is not None or (ours and f"{self._folder}.classical" not in ours)
@@ -455,8 +481,8 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
 class Crop:
     """A function that finds the part of a clip to show to a network.
 
-    ``find`` takes T frames, uint8 (T, H, W, 3), RGB. It returns left, top, width and height in pixels: (4,) for the
-    whole clip or (T, 4) per frame. It returns None if it finds nothing.
+    ``find`` takes T frames, uint8 (T, H, W, 3), RGB. It returns (left, top, width, height) in pixels, with the shape
+    (4,) for the whole clip or (T, 4) for one rectangle per frame. It returns None if it finds nothing.
     """
 
     name: str
@@ -497,13 +523,13 @@ FEATURES: Registry[Any] = Registry("feature family", "fvc_lib.video.features")
 
 
 class BackboneRegistry(Registry[Callable[[TrunkOptions], Any]]):
-    """The registry of backbones (networks on pictures).
+    """The registry of backbones, which are networks that take single images.
 
-    The names of detectors (networks on frames) are accepted as well.
+    The names of detectors (networks that take clips) are accepted as well.
     """
 
     def is_own(self, name: str) -> bool:
-        """Return whether ``name`` is registered here as a backbone, and not as a detector."""
+        """Return whether ``name`` is registered in this registry; False for a detector."""
         return _family(name) in self._items or bool(self._own_files(name))
 
     def _own_files(self, name: str) -> list[str]:
@@ -511,11 +537,19 @@ class BackboneRegistry(Registry[Callable[[TrunkOptions], Any]]):
         return [module for module, text in self._texts.items() if own.search(text)]
 
     def get(self, name: str) -> Any:
-        """Return the function that builds backbone ``name``; for a detector, its ``DetectorSpec``."""
+        """Return the function that builds the backbone ``name``; for a detector, its ``DetectorSpec``.
+
+        Raises:
+            UsageError: the name is unknown.
+        """
         return super().get(name) if self.is_own(name) else DETECTORS.get(name)
 
     def check(self, name: str) -> str:
-        """Return ``name`` if it is a backbone, else ``DETECTORS.check(name)``; raise ``UsageError`` if unknown."""
+        """Return ``name`` if it is a backbone, else the result of ``DETECTORS.check(name)``.
+
+        Raises:
+            UsageError: ``name`` is neither a backbone nor a detector.
+        """
         if self.is_own(name):
             return name
         try:
@@ -525,7 +559,7 @@ class BackboneRegistry(Registry[Callable[[TrunkOptions], Any]]):
             raise UsageError(f"{error} A {self.kind} may also be {' or '.join(self.names())}.{near}") from error
 
     def identity(self, name: str) -> str:
-        """Return the text that stands for the backbone or detector ``name`` in a run's hash."""
+        """Return the text that represents the backbone or detector ``name`` in a run's hash."""
         return name if self.is_own(name) else DETECTORS.identity(name)
 
     def declared_in(self, name: str) -> list[str]:
