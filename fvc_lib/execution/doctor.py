@@ -45,9 +45,9 @@ class Finding:
 
 
 def diagnose(config: RunConfig) -> list[Finding]:
-    """Run all checks for a run with ``config``, and return the findings in order.
+    """Check packages, torch, disks and memory for a run with ``config``, and return the findings in this order.
 
-    The checks take a few seconds and change nothing.
+    The checks take a few seconds and leave no files.
     """
     return [finding for check in (packages, torch, disks, memory) for finding in check(config)]
 
@@ -89,7 +89,11 @@ def probe_torch(device: str) -> str:
 
 
 def disks(config: RunConfig) -> Iterator[Finding]:
-    """Yield a finding for each of FVC's folders: whether FVC can write into it, and whether 5 GB are free."""
+    """Yield a finding for each of FVC's folders: a problem if it cannot be written, a warning below 5 GB of free space.
+
+    The folders hold the runs, the decoded clips, and the sample corpus. A missing folder is not created: the check uses
+    its nearest parent that exists.
+    """
     folders = {"runs": config.runs_dir, "clips": config.cache_dir, "sample corpus": config.data_dir}
     remedy = "make room, or choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR, FVC_DATA_DIR"
     for what, text in folders.items():
@@ -107,7 +111,7 @@ def disks(config: RunConfig) -> Iterator[Finding]:
 
 
 def memory(config: RunConfig) -> Iterator[Finding]:
-    """Yield one finding: whether the memory limit and the free memory suffice for the smallest training, 0.9 GB.
+    """Yield one finding: whether the memory limit and the free memory both suffice for the smallest training (0.9 GB).
 
     A limit that is too low is a problem. Too little free memory is a warning, because other programs may end.
     """

@@ -35,7 +35,10 @@ class Fingerprint:
 
 
 def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunConfig) -> Fingerprint:
-    """Return the fingerprint that ``task`` would have if it ran now; the digest of a missing input is empty."""
+    """Return the fingerprint that ``task`` would have if it ran now.
+
+    The digest of an input file that is missing is an empty text.
+    """
     stage = task.stage
     parameters = config.values_read_by(stage, notebook.parameters)
     # Outputs of further stages, which the stage reads only with some configurations.
@@ -52,12 +55,12 @@ def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunCon
 
 
 def record_finished(task: Task, fingerprint: Fingerprint | None, run: RunPaths) -> None:
-    """Record that ``task`` is finished, with the size and SHA-256 of every file that a later command reads.
+    """Record that ``task`` is finished, with the size and SHA-256 of its outputs and logs.
 
     Args:
         task: the task.
-        fingerprint: the task's fingerprint when it began. None, for runs without ``use_mlops_pipeline``: the digests
-            are recorded, but the task does not count as finished.
+        fingerprint: the task's fingerprint when it began. None, for runs that skip nothing (``use_mlops_pipeline``
+            false): the digests are recorded, but the task does not count as finished.
         run: the run.
     """
     folder = run.training_checkpoints(task.stage.name, task.fold)
@@ -78,7 +81,7 @@ def reason_to_run(task: Task, now: Fingerprint, run: RunPaths, *, inputs_are_fin
 
     Args:
         task: the task.
-        now: the task's present fingerprint.
+        now: the task's present fingerprint, from ``fingerprint_of``.
         run: the run.
         inputs_are_final: whether to compare the task's inputs; False while an earlier stage is about to write them.
     """
@@ -143,15 +146,15 @@ _LABELS = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".txt")  # files from 
 
 
 def _listing_hash(corpus: str, *, times: bool = False) -> str:
-    """Return a digest by which a change of a corpus's files is noticed.
+    """Return a SHA-256 that changes when a corpus's files change.
 
-    The digest of a manifest (a table of videos) is the digest of its bytes. The digest of a folder or of a pattern of
-    tars covers the path and size of every file.
+    For a manifest (a table of videos) it is the SHA-256 of the table. For a folder, or a pattern of tars such as
+    ``{000..099}.tar``, it covers the path and size of every file.
 
     Args:
         corpus: path of the corpus; empty for the sample corpus, whose digest is empty.
-        times: for a folder or pattern. True: cover the files' modification times, too. False: cover the content of
-            files that may hold labels, such as CSV files, too.
+        times: for a folder or pattern. True: also cover the files' modification times. False: instead cover the
+            content of files that may hold labels, such as CSV files.
     """
     path = Path(corpus)
     if not corpus or not (path.is_dir() or is_pattern(path)):
@@ -166,7 +169,11 @@ def _listing_hash(corpus: str, *, times: bool = False) -> str:
 
 
 def _files_in(path: Path) -> list[Path]:
-    """Return the files of a folder that are not hidden, or the tars of a pattern; none if a tar is missing."""
+    """Return the files of a corpus.
+
+    For a folder, these are all files in it and its subfolders, except hidden ones. For a pattern of tars, these are the
+    tars; the list is empty if a named tar is missing.
+    """
     if path.is_dir():
         names = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
         return [path / name for name in names if not any(part.startswith(".") for part in name.parts)]
@@ -179,15 +186,18 @@ def _files_in(path: Path) -> list[Path]:
 
 
 def content_chosen(config: RunConfig) -> dict[str, Any]:
-    """Return ``{parameter: digest of its file}`` for the parameters whose value is a file of the user's."""
+    """Return ``{parameter: digest}`` for the parameters whose value is a path of the user's file, such as a network.
+
+    The digest covers the file's content, so it does not change when the file is moved.
+    """
     return {name: digest for name, value in config.relevant().items() if (digest := config.identity(name)) != value}
 
 
 def begin_training_state(run: RunPaths, task: Task, notebook: Notebook, config: RunConfig) -> None:
-    """Record the code of a training before it begins; do nothing for a task that does not train.
+    """Record the code and the user's files that a training depends on, before it begins.
 
-    If an earlier attempt used other notebook cells or other files of the user's, the files of that attempt are moved
-    away first.
+    If an earlier attempt used other notebook cells or other files of the user, all files of that attempt are moved away
+    first. Nothing happens for a task that does not train.
     """
     if not task.stage.trains:
         return
@@ -199,9 +209,10 @@ def begin_training_state(run: RunPaths, task: Task, notebook: Notebook, config: 
 
 
 def line_of_other_code(run: RunPaths, finished: Iterable[Task]) -> str:
-    """Return a line that names the finished trainings whose library code has changed since; empty if there are none.
+    """Return a line of text that names the trainings whose library code has changed since they finished.
 
-    The line also has the names of the changed functions, and the command that repeats these trainings.
+    The line also has the names of the changed functions, and the command that repeats these trainings. It is empty if
+    no code has changed. Of ``finished``, only tasks that train count.
     """
     changed = {
         task.key: functions
@@ -230,7 +241,10 @@ def set_aside(run: RunPaths, tasks: Iterable[Task]) -> None:
 
 
 def written_by(run: RunPaths, task: Task) -> list[Path]:
-    """Return every path that ``task`` may have written in ``run``."""
+    """Return every path that ``task`` may have written in ``run``: files, and a folder of checkpoints for a training.
+
+    Some paths may not exist. The first path is the record that says that the task has finished.
+    """
     name, fold = task.stage.name, task.fold
     return [
         # The record first: a stage that was half moved must not look finished.
@@ -326,7 +340,7 @@ def make_plan(
 
 
 def _only_tasks(plan: Sequence[PlannedTask], keys: frozenset[str]) -> list[PlannedTask]:
-    """Return ``plan`` without running the tasks outside ``keys``, which are left to other jobs.
+    """Return a copy of ``plan`` that runs only the tasks in ``keys``. The other tasks are left to other jobs.
 
     Raises:
         UsageError: a task of ``keys`` needs an unfinished task outside ``keys``.

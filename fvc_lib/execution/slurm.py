@@ -48,9 +48,24 @@ class SlurmError(FvcError):
 
 
 class Site(BaseModel):
-    """The cluster's settings, from a file such as ``slurm/site.conf``, whose comments explain them.
+    """The cluster's settings, from a file such as ``slurm/site.conf``, whose comments explain them. Empty texts: unset.
 
-    ``memory`` is in MiB per process.
+    Attributes:
+        account: the account that pays for the jobs.
+        partition: partition of the jobs.
+        partition_training: partition of jobs that train or judge; empty: ``partition``.
+        time: time limit of a job, ``HH:MM:SS`` or ``D-HH:MM:SS``.
+        signal_seconds: how long before the time limit SLURM warns the job, so that it saves and requeues itself.
+        max_requeues: how often a job requeues itself.
+        cpus: cores of each process.
+        gpus: GPUs of each training process.
+        ranks_per_node: how many of a training's processes share a node; None: all.
+        memory: memory of each process, in MiB.
+        shard_tasks: number of jobs that share a stage's files; 1: the stage's own job handles all files.
+        extra: further options of ``sbatch``.
+        setup: shell commands that a job runs before Python starts.
+        python: the Python interpreter; empty: the interpreter that submits.
+        path: the file that has these settings.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -126,7 +141,7 @@ def read_site(path: Path | None = None) -> Site:
 
 
 class SlurmJob(BaseModel):
-    """One job, or one array of jobs. ``job_id`` is empty until it is submitted."""
+    """One SLURM job, or one array of jobs. ``job_id`` is empty until the job is submitted."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -140,7 +155,7 @@ class SlurmJob(BaseModel):
     ranks: int = 1  # number of processes that share one fold's training
     nodes: int = 1  # number of nodes that the ranks are spread over
     gpus: int = 0  # number of GPUs on each node
-    trains: bool = False
+    trains: bool = False  # whether a stage of the job trains
     shards: int = 0  # number of shards of the job's only stage, one per array task; 0: the array has folds
     command: tuple[str, ...] = ()  # arguments of run_notebooks.py if the job runs no stage, without a shard's number
     job_id: str = ""  # SLURM's id of the job, or of the whole array
@@ -157,6 +172,12 @@ def plan_jobs(
     A job that needs an array begins when the array has ended, even with a failure. SLURM also reports a fold as failed
     if the fold finished but one of its processes was killed for memory. If a fold is really unfinished, the job that
     needs the fold reports an error and ends.
+
+    Args:
+        tasks: the tasks to run, in the order of ``tasks_in_order``.
+        config: the run's parameters.
+        site: the cluster's settings.
+        stages: all stages that FVC has.
     """
     sharded = {stage.name for stage in _stages_of(tasks) if site.shard_tasks > 1 and stage.sharded(config)}
     groups = _groups(tasks, stages, sharded)
@@ -186,7 +207,7 @@ def plan_jobs(
 
 
 def _groups(tasks: Sequence[Task], stages: Sequence[Stage], sharded: Collection[str]) -> list[list[Stage]]:
-    """Return a list of stages for each job. Jobs are sorted by the number of arrays that must end before them.
+    """Return one list of stages per job. Jobs are sorted by the number of arrays that must end before them.
 
     Stages without folds share a job if the same number of arrays must end before them. A stage with folds gets a
     separate job. So does a stage without folds that trains and needs other stages.
@@ -216,7 +237,7 @@ def _stages_of(tasks: Sequence[Task]) -> list[Stage]:
 def _job_name(group: Sequence[Stage]) -> str:
     """Return the name of the job that runs the stages ``group``.
 
-    It is like ``04_fold_training`` for one stage, and ``01_data_index_to_03_augmentation`` for several.
+    Examples: ``04_fold_training`` for one stage, ``01_data_index_to_03_augmentation`` for several.
     """
     return group[0].name if len(group) == 1 else f"{group[0].name}_to_{group[-1].name}"
 
@@ -227,7 +248,16 @@ def _job(
 ) -> SlurmJob:  # fmt: skip
     """Return a job, without dependencies, that runs the stages ``group`` one after the other.
 
-    Only a job that trains gets GPUs. ``ranks`` None: ``num_ranks`` of the configuration if the job trains, else 1.
+    Only a job that trains gets GPUs.
+
+    Args:
+        name: the job's name.
+        group: the stages.
+        config: the run's parameters.
+        site: the cluster's settings.
+        folds: numbers of the array's folds or shards; None: no array.
+        ranks: number of processes that share one training. None: ``num_ranks`` of the configuration if the job trains,
+            else 1.
     """
     trains = any(stage.trains for stage in group)
     ranks = ranks or (config.num_ranks if trains else 1)
@@ -278,7 +308,7 @@ def jobs_of_files(
 
 
 def script_path(job: SlurmJob, folder: Path) -> Path:
-    """Return the path of the job's script; ``folder`` is the run folder, or the output folder of ``predict``."""
+    """Return the path of the job's batch script; ``folder`` is the run folder, or the output folder of ``predict``."""
     return folder / f"slurm/{job.name}.sh"
 
 
@@ -331,7 +361,10 @@ def render(job: SlurmJob, folder: Path, site: Site, *, home: Path = CHECKOUT) ->
 
 
 def _call(job: SlurmJob, folder: Path, scripts: Path) -> str:
-    """Return the bash command that a job runs: a script in ``slurm/`` and its arguments."""
+    """Return the bash command that a job runs: a script in the folder ``scripts``, and its arguments.
+
+    ``folder`` is the run folder, or the output folder of ``predict``.
+    """
 
     def quoted(script: str, *words: object) -> str:
         return shlex.join(map(str, [scripts / script, *words]))
@@ -364,7 +397,7 @@ def sbatch_quoted(text: str) -> str:
 
 
 def output_of(command: Sequence[str]) -> str:
-    """Run ``command``, and return its standard output without the last line end.
+    """Run a command of SLURM, a list of words, and return its standard output without the last line end.
 
     Raises:
         SlurmError: the command is missing, failed, or did not end within a minute.
@@ -424,7 +457,9 @@ def submitted_jobs(folder: Path) -> list[SlurmJob]:
 
 
 def job_states(folder: Path, *, must_answer: bool = False) -> list[JobState]:
-    """Return the states of the jobs of the run in ``folder`` that SLURM's queue still lists.
+    """Return the states of the jobs of the run in ``folder`` that SLURM's queue still lists, by ``squeue``.
+
+    The list is empty if no job was submitted, or if this machine has no ``squeue``.
 
     Args:
         folder: the run folder.
@@ -450,7 +485,10 @@ def job_states(folder: Path, *, must_answer: bool = False) -> list[JobState]:
 def sbatch_command(job: SlurmJob, folder: Path, ids: Mapping[str, str]) -> list[str]:
     """Return the ``sbatch`` command that submits ``job`` with its dependencies.
 
-    ``ids`` maps the names of the jobs submitted before to SLURM's job ids.
+    Args:
+        job: the job, not yet submitted.
+        folder: the run folder, or the output folder of ``predict``.
+        ids: ``{name: SLURM's job id}`` of the jobs submitted before.
     """
     waits = [f"afterok:{':'.join(ids[name] for name in job.needs)}"] if job.needs else []
     waits += [f"afterany:{':'.join(ids[name] for name in job.after)}"] if job.after else []
@@ -470,6 +508,12 @@ def describe(jobs: Sequence[SlurmJob], folder: Path, site: Site) -> str:
 
 def submit(jobs: Sequence[SlurmJob], folder: Path, site: Site, *, home: Path = CHECKOUT) -> list[SlurmJob]:
     """Write the batch scripts of ``jobs`` into ``folder/slurm``, and submit them in order.
+
+    Args:
+        jobs: the jobs; a job follows the jobs that it needs.
+        folder: the run folder, or the output folder of ``predict``.
+        site: the cluster's settings.
+        home: the folder of FVC's checkout.
 
     Returns:
         The jobs with ``job_id`` set; ``needs`` and ``after`` hold job ids instead of names.

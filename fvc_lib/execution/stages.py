@@ -1,4 +1,9 @@
-"""The stages of a run in order, their tasks, and the parameters cells of their notebooks."""
+"""List the stages and tasks of a run in order, and read the stages' notebooks.
+
+A stage is the part of a run that one Jupyter notebook computes. A ``Task`` is what one kernel executes: a stage, or one
+fold of a stage that runs once per outer fold. The parameter ``config.task`` means something else: the kind of problem,
+``video``, ``image`` or ``video_text``.
+"""
 
 import ast
 import graphlib
@@ -27,17 +32,17 @@ class Task:
 
     @property
     def key(self) -> str:
-        """The name of the task's files, for example ``04_fold_training_fold_2``."""
+        """The text that identifies the task, also in file names, for example ``04_fold_training_fold_2``."""
         return stage_key(self.stage.name, self.fold)
 
 
 def stages_of(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Stage]:
-    """Return the stages that a run with ``config`` has, in the order of ``stages``."""
+    """Return those of ``stages`` that a run with ``config`` has, in the same order."""
     return [stage for stage in stages if config.task in stage.tasks and stage.when(config)]
 
 
 def refuse_stage_of_another_task(config: RunConfig, *named: Stage | None) -> None:
-    """Check that a run with ``config`` has the stages ``named``; None entries are ignored.
+    """Check that a run with ``config`` has every stage in ``named``. Entries that are None are ignored.
 
     Raises:
         UsageError: the run does not have one of the stages.
@@ -58,8 +63,8 @@ def refuse_stage_of_another_task(config: RunConfig, *named: Stage | None) -> Non
 def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Task]:
     """Return every task of a run, sorted so that a task follows the tasks that it needs.
 
-    Stages that do not need each other are sorted by name. With ``annotations_only`` the corpus has no videos, so the
-    run has only the stages that need no other stage.
+    A stage with folds gives one task per fold. With ``annotations_only`` the corpus is a list without video files, so
+    the run has only the stages that need no other stage.
     """
     stages = stages_of(config, stages)
     if config.annotations_only:
@@ -76,7 +81,10 @@ def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[
 def needed_tasks(tasks: Sequence[Task], *, straight: bool = False) -> dict[str, set[str]]:
     """Return ``{key of a task: keys of the tasks that must be done before it}``.
 
-    If ``straight`` is true, the tasks form a chain: each needs only the task before it in ``tasks``.
+    Args:
+        tasks: all tasks, in the order of ``tasks_in_order``.
+        straight: True: the tasks form a chain, in which every task needs only the task before it in ``tasks``. False: a
+            task needs all tasks of the stages that its stage comes after.
     """
     if straight:
         return {task.key: {tasks[place - 1].key} if place else set() for place, task in enumerate(tasks)}
@@ -84,7 +92,7 @@ def needed_tasks(tasks: Sequence[Task], *, straight: bool = False) -> dict[str, 
 
 
 def stage_named(text: str, stages: Sequence[Stage] = STAGES) -> Stage:
-    """Return the stage whose name or number (``03``, ``03b``) is ``text``, else the one whose name contains ``text``.
+    """Return the stage with the name or number ``text`` (``03``, ``03b``), else the only stage whose name contains it.
 
     Raises:
         UsageError: no stage or several stages fit; the message lists the names of all stages.
@@ -100,8 +108,7 @@ def stage_named(text: str, stages: Sequence[Stage] = STAGES) -> Stage:
 def task_keys(texts: Sequence[str], config: RunConfig) -> frozenset[str]:
     """Return the keys of the tasks of a run that ``texts`` name.
 
-    A text is the key of one task, or the name, number or a part of the name of a stage. A stage stands for all its
-    tasks.
+    A text is the key of one task, or names a stage as in ``stage_named``. A stage stands for all its folds.
 
     Raises:
         UsageError: a text fits no stage or several stages, or the run does not have the stage.
@@ -147,10 +154,10 @@ STAGE_PARAMETERS = {
 
 @dataclass(frozen=True)
 class Notebook:
-    """The checked notebook of a stage."""
+    """A stage's notebook, after the checks of ``read_notebook``: its title, parameters and code."""
 
     path: Path
-    title: str
+    title: str  # first Markdown heading; empty if there is none
     parameters: dict[str, Any]  # names and default values in the parameters cell
     cells: tuple[str, ...]  # sources of the other code cells
 
@@ -161,14 +168,14 @@ class Notebook:
 
     @property
     def source_hash(self) -> str:
-        """A digest of the code cells. Docstrings, comments and the parameters cell do not change it."""
+        """SHA-256 of the code cells, in hexadecimal. Docstrings, comments and the parameters cell do not change it."""
         return sha256_of_json([functions_in(cell) for cell in self.cells])
 
 
 def read_notebook(path: Path) -> Notebook:
     """Read and check the notebook file ``path``.
 
-    The checks are needed because papermill would run a wrong notebook with wrong values.
+    papermill, which executes the notebooks, makes no such checks: it would run a wrong notebook with wrong values.
 
     Raises:
         UsageError: the file is missing or unreadable, not exactly one cell is tagged ``parameters``, or the tagged cell
@@ -186,7 +193,12 @@ def read_notebook(path: Path) -> Notebook:
 
 
 def notebook_of(document: Any, path: Path) -> Notebook:
-    """Return the ``Notebook`` of ``document``, an nbformat node, after the checks of ``read_notebook``."""
+    """Return the ``Notebook`` of ``document``, an nbformat node that was read from the file ``path``.
+
+    Raises:
+        UsageError: not exactly one cell is tagged ``parameters``, or that cell has other statements than assignments of
+            literals.
+    """
     cells = [cell for cell in document.cells if "parameters" in cell.metadata.get("tags", [])]
     if len(cells) != 1:
         raise UsageError(

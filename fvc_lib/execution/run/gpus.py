@@ -20,10 +20,10 @@ FOLD_BYTES = 2_000_000_000
 
 
 def folds_at_once(config: RunConfig) -> int:
-    """Return the default number of folds to train at once, at least 1.
+    """Return how many folds to train at once on this machine by default, at least 1.
 
-    On CPUs every rank needs a core, and every fold needs ``FOLD_BYTES`` of memory. On GPUs every rank needs a GPU. The
-    number is never larger than the number of trainings. It is 1 without ``use_mlops_pipeline``.
+    On CPUs every rank needs a core, and every fold needs 2 GB of memory. On GPUs every rank needs a GPU. The number is
+    never larger than the run's number of trainings. It is 1 without ``use_mlops_pipeline``.
     """
     if not config.use_mlops_pipeline:
         return 1
@@ -43,7 +43,10 @@ def on_gpu(config: RunConfig) -> bool:
 
 
 def training_gpus(config: RunConfig) -> list[str]:
-    """Return the names of the GPUs that the trainings of a run with ``config`` share; empty if they use no GPU."""
+    """Return the names of the GPUs that the trainings of a run with ``config`` share, as in ``visible_gpus``.
+
+    The list is empty if the trainings use no GPU. Models on precomputed features use none.
+    """
     return visible_gpus() if on_gpu(config) and not config.of_features else []
 
 
@@ -60,9 +63,9 @@ def visible_gpus() -> list[str]:
 
 
 def most_of_ranks_at_once(config: RunConfig) -> int | None:
-    """Return how many trainings may run at once so that no two of their ranks share a GPU.
+    """Return the largest number of trainings at once for which no two ranks share a GPU; None: no limit.
 
-    The number is None (no limit) if a training has one rank or uses no GPU. It is 1 in a SLURM job with several nodes,
+    There is no limit if a training has one rank or uses no GPU. The number is 1 in a SLURM job with several nodes,
     because the ranks of a training are spread over all nodes.
     """
     here = training_gpus(config)

@@ -1,4 +1,7 @@
-"""``run.json`` and ``params.yaml``: parameters, code, versions and hardware of a run, and how to repeat it."""
+"""Write and read ``run.json`` and ``params.yaml``, the record of a run.
+
+The record has the run's parameters, code, package versions and hardware, and the commands that repeat the run.
+"""
 
 import contextlib
 import hashlib
@@ -55,7 +58,10 @@ class CodeState:
     patch: bytes = b""  # input for ``git apply``; empty if nothing changed, or if it would exceed 4 MiB
 
     def record(self) -> dict[str, object]:
-        """Return the fields for ``run.json``. In place of the patch: ``patch_sha256``, hex, or None without a patch."""
+        """Return the fields for ``run.json``: ``commit``, ``changed_since_commit`` and ``patch_sha256``.
+
+        ``patch_sha256`` is the SHA-256 of the patch in hexadecimal, or None without a patch.
+        """
         fields = asdict(self)
         patch = fields.pop("patch")
         return {**fields, "patch_sha256": hashlib.sha256(patch).hexdigest() if patch else None}
@@ -98,9 +104,10 @@ def versions() -> dict[str, str | None]:
 
 
 def hardware() -> dict[str, object]:
-    """Return a description of this machine: host, processor, cores, memory and its limit in bytes, and GPUs.
+    """Return a description of this machine for ``run.json``, without loading torch.
 
-    torch is not loaded for it.
+    The keys are ``host``, ``machine`` (architecture), ``system``, ``processor``, ``cores``, ``omp_num_threads``,
+    ``memory_bytes``, ``memory_limit_bytes`` and ``gpus`` (models).
     """
     cpuinfo = Path("/proc/cpuinfo")
     model = re.search(r"^model name\s*: (.+)$", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
@@ -154,9 +161,13 @@ def repeat_commands(code: CodeState, params: Path, patch: Path, *, command: str 
 
 
 def bits_depend_on(attempt: Mapping[str, Any]) -> dict[str, object]:
-    """Return the versions and hardware on which the last bits of an attempt's sums depend.
+    """Return ``{property: value}`` of the versions and hardware on which the last bits of floating-point sums depend.
 
-    ``attempt`` is an item of ``attempts`` in ``run.json``, which has one item for every command that worked on the run.
+    The properties are the versions of Python, NumPy and torch, and ``threads``, ``machine``, ``processor`` and
+    ``accelerators``.
+
+    Args:
+        attempt: an item of ``attempts`` in ``run.json``, which has one item for every command that worked on the run.
     """
     machine = attempt["hardware"]
     threads = machine["omp_num_threads"] or (attempt["slurm"] or {}).get("cpus_per_task") or machine["cores"]
@@ -170,7 +181,7 @@ def bits_depend_on(attempt: Mapping[str, Any]) -> dict[str, object]:
 
 
 def run_hash(config: RunConfig, corpus: Mapping[str, str] | None = None) -> str:
-    """Return a hash of a configuration and its corpora, which is the same on any machine.
+    """Return a SHA-256 of a configuration and the files of its corpora, which is the same on any machine.
 
     Args:
         config: the configuration.
@@ -193,7 +204,7 @@ def begin_run(
         config: the run's parameters.
         command: the command that was typed.
         prepare: called with the new folder before ``run.json`` is written; its result is added to ``run.json``.
-        state: the run's status until a process works on it.
+        state: the run's state until a process works on it.
         submits: whether this command only submits jobs to SLURM and computes nothing.
 
     Raises:
@@ -231,10 +242,11 @@ def begin_run(
 def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits: bool = False) -> list[str]:
     """Record in ``run.json`` that a command resumes the run, and write ``config`` into ``params.yaml``.
 
-    The new item of ``attempts`` is compared with the last attempt that computed. If versions, processor or threads
-    differ, its field ``differs`` is ``{name: [before, now]}``. ``bit_equal_resume`` of the run then becomes false for
-    good: the run may differ from an uninterrupted run in the last bits. If the commit or the patch differs from the
-    last attempt's, ``code_differs`` has the old and new value. Several jobs may call this function at the same time.
+    A new item is added to ``attempts`` and compared with the last attempt that computed. If versions, processor or
+    threads differ, the item's field ``differs`` is ``{name: [before, now]}``. The record's field ``bit_equal_resume``
+    then becomes false for good: results may differ from those of an uninterrupted run in the last bits. If the commit
+    or the patch differs from the last attempt's, ``code_differs`` has the old and new value. Several jobs may call this
+    function at the same time.
 
     Args:
         run: the run.
@@ -267,7 +279,7 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits
 
 
 def record_corpus(run: RunPaths) -> None:
-    """Add the corpus's fingerprint (``_indexed``) to ``run.json``, if the run already has an index of its files.
+    """Add a hash of the contents of the corpus's files to ``run.json``, if the run already has an index of the files.
 
     A damaged ``run.json`` is not changed.
     """
@@ -298,8 +310,9 @@ def _indexed(run: RunPaths) -> dict[str, object]:
     """Return a fingerprint of the corpus, computed from the run's index (the table of its files).
 
     Returns:
-        ``fingerprint``, a SHA-256 over the sorted content hashes of the files. For a corpus of videos also ``corpora``,
-        a list of the corpora's names. Empty if there is no index, or if the index has no files.
+        A dict. ``fingerprint`` is a SHA-256 over the sorted content hashes of the files. For a corpus of videos
+        ``corpora`` is a list of the corpora's names. The dict is empty if there is no index, or if the index has no
+        files.
     """
     import polars as pl
 

@@ -27,7 +27,7 @@ _ALONE_AFTER = 2  # deaths in a row
 
 @dataclass(frozen=True)
 class Shard:
-    """One of ``of`` shares into which a stage's files are divided; ``number`` counts from 0."""
+    """A share of a stage's files: share ``number``, counted from 0, of ``of`` shares."""
 
     number: int
     of: int
@@ -58,11 +58,11 @@ class Shard:
 
 @dataclass
 class ShardRecord:
-    """The progress of one shard since its last start. Files are given by the paths that the workers get."""
+    """The progress of one shard since its last start. Files are named by the paths that the workers get."""
 
     state: Literal["running", "done", "stopped", "failed"] = "stopped"
-    done: int = 0
-    total: int = 0
+    done: int = 0  # number of finished files
+    total: int = 0  # number of files in the shard; 0 until the first report
     deaths: int = 0  # number of times in a row that the shard's process died
     in_hand: list[str] = field(default_factory=list)  # files being processed; recorded after the first death only
     alone: list[str] = field(default_factory=list)  # files to process one at a time, because one may kill the process
@@ -102,9 +102,9 @@ class ShardAtWork:
         self._write()
 
     def report(self, done: int, total: int, part: str = "") -> None:
-        """Record that ``done`` of ``total`` files are finished; write the file at most every 0.5 s.
+        """Record that ``done`` of ``total`` files are finished; write the record at most every 0.5 s.
 
-        ``part`` is ignored.
+        ``part`` is ignored. It is here so that the method can be used as a progress callback.
         """
         self._now.done, self._now.total = done, total
         if time.monotonic() - self._written >= _WRITE_SECONDS:
@@ -121,7 +121,7 @@ class ShardAtWork:
             self._write()
 
     def end(self, state: Literal["done", "stopped", "failed"]) -> None:
-        """Record that the shard is done, was stopped, or failed."""
+        """Record how the work on the shard ended. After ``done``, deaths and suspicious files are forgotten."""
         self._now.state, self._now.in_hand = state, []
         if state == "done":
             self._now.deaths, self._now.alone, self._now.done = 0, [], self._now.total
@@ -138,7 +138,12 @@ class ShardAtWork:
 def work_on(folder: Path, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
     """Lock a shard during the block, and yield the object by which the block records the shard's progress.
 
-    At the end the record says ``done``, or how the block ended otherwise.
+    At the end the record's state is ``done``, ``stopped`` (by a signal or Ctrl-C) or ``failed`` (another exception).
+
+    Args:
+        folder: the run folder, or the output folder of ``predict``.
+        stage: name of the stage.
+        shard: the shard.
 
     Raises:
         UsageError: another process works on the shard or on the whole run.
@@ -159,7 +164,10 @@ def work_on(folder: Path, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
 
 
 def shards_line(folder: Path, stage: str, of: int) -> str:
-    """Return one line on the ``of`` shards of a stage: finished shards, finished files, and rejected files."""
+    """Return one line of text on the ``of`` shards of a stage: finished shards, finished files, and rejected files.
+
+    ``folder`` is the run folder, or the output folder of ``predict``.
+    """
     records = [read_shard(record_path(folder, stage, Shard(number, of))) for number in range(of)]
     done, total = sum(record.done for record in records), sum(record.total for record in records)
     line = f"{stage} shards: {sum(record.state == 'done' for record in records)} of {of} done"

@@ -1,8 +1,8 @@
 """Execute one task: run its notebook, watch the kernel, find out how it ended, and write its record.
 
 A task is one notebook of a run, or one fold of it. The record is the executed notebook. If a cell fails, the task's
-exit code is the attribute ``exit_code`` of the exception. If the kernel dies, the exit code is 137 (killed, mostly for
-memory) or 138.
+exit code is the attribute ``exit_code`` of the exception, or 1 if there is none. If the kernel dies, the exit code is
+137 (killed, mostly for memory) or 138 (any other cause).
 """
 
 import errno
@@ -55,10 +55,9 @@ ERROR_MARKER_TAG = "papermill-error-cell-tag"  # papermill removes cells with it
 
 
 def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a kernel.
+    """Return the environment variables for a kernel: those of ``environ``, and additions.
 
-    They are ``environ``, with this checkout first on PYTHONPATH, and with settings of the memory allocator, which torch
-    reads at its start.
+    The additions put this checkout first on PYTHONPATH, and set up the memory allocator that torch uses.
     """
     path = os.pathsep.join(filter(None, [str(CHECKOUT), environ.get("PYTHONPATH")]))
     quiet = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}  # else ipykernel's debugger writes a warning into the first cell
@@ -72,10 +71,12 @@ def job_id(environ: Mapping[str, str]) -> str | None:
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
-    """Return how many processes of this process's control group (cgroup) the system has killed for memory.
+    """Return how many processes of this process's control group (cgroup) the system has killed for memory so far.
 
-    The number comes from the innermost group that counts such kills. It is None if no group counts them. ``root`` is
-    the folder that contains ``proc`` and ``sys``.
+    The number comes from the innermost group that counts such kills. It is None if no group counts them.
+
+    Args:
+        root: the folder that contains ``proc`` and ``sys``; only tests name another than ``/``.
     """
     for _, folder in control_groups(root):
         for counter in ("memory.events", "memory.oom_control"):  # of version 2 and 1
@@ -99,14 +100,14 @@ def rows_from_the_end(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_loss(path: Path, attempt: int) -> str | None:
-    """Return the last loss in a metric log as text, for example ``loss 0.31 (train) at step 12 of epoch 3``.
+    """Return the last loss that a metric log has, as text such as ``loss 0.31 (train) at step 12 of epoch 3``.
 
     Args:
         path: the metric log, a JSONL file.
-        attempt: number of the attempt whose losses count.
+        attempt: number of the attempt, from 1; losses of other attempts are ignored.
 
     Returns:
-        The text, in which a value that is not finite is ``nan``. None if the attempt has logged no loss.
+        The text; a loss that is not finite is shown as ``nan``. None if the attempt has logged no loss.
     """
     for row in rows_from_the_end(path):
         if row.get("attempt") == attempt and row.get("metric") == "loss":
@@ -120,9 +121,9 @@ class KernelWatch:
 
     Attributes:
         pid: process id of the kernel; None before ``start``.
-        rss_bytes: the last measurement: the sum over the process and its children.
-        peak_rss_bytes: the maximum so far, of the sums and of the kernel process's high-water mark (Linux: VmHWM).
-            A stage resets the mark when its phase changes.
+        rss_bytes: the last measurement, the sum over the process and its children.
+        peak_rss_bytes: the largest value so far of ``rss_bytes`` and of the kernel process's own peak, which the system
+            records between measurements (VmHWM on Linux).
     """
 
     def __init__(self) -> None:
@@ -151,9 +152,9 @@ class KernelWatch:
                 psutil.Process(self.pid).send_signal(number)
 
     def oom_kills(self) -> int | None:
-        """Return how many processes the system has killed for memory since this object was made.
+        """Return how many processes of the control group the system has killed for memory since this object was made.
 
-        None if the system does not count them; see the function ``oom_kills``.
+        The number is None if the system does not count them; see the function ``oom_kills`` of this module.
         """
         now = oom_kills()
         return None if now is None or self._oom_kills is None else max(0, now - self._oom_kills)
@@ -205,7 +206,8 @@ class TaskRun:
     def execute(self, stage: StageStatus) -> None:
         """Run the notebook, and write into ``stage`` how it ended.
 
-        After a success the record gets its final name. Otherwise a cell is added to it that explains what happened.
+        After a success the record (the executed notebook) gets its final name. Otherwise it keeps a provisional name,
+        and a cell at its top explains what happened.
 
         Raises:
             OSError: the record or the log cannot be written.
@@ -235,9 +237,9 @@ class TaskRun:
             record_end(self._record, [what_happened(stage), where_it_was(stage), what_next(self.run, stage)], stage)
 
     def signal(self, number: int) -> None:
-        """Ask the kernel to save and leave at the first call; kill the kernel at the second call.
+        """Ask the kernel to save its work and end at the first call; kill the kernel at the second call.
 
-        ``number`` is the signal that this process has received. The exit code depends on it.
+        ``number`` is the signal that this process has received. The task's exit code depends on it.
         """
         self._signals.append(number)
         self._watch.signal_kernel(signal.SIGUSR1 if len(self._signals) == 1 else signal.SIGKILL)
@@ -308,10 +310,10 @@ def judge(
     """Write into ``stage`` how its kernel ended: state, exit code, reason and error.
 
     Args:
-        stage: the status to complete.
-        outcome: the engine's result.
+        stage: the task's status, which is changed.
+        outcome: how the notebook's execution ended, from ``papermill_engine.execute``.
         kills: number of processes that the system killed for memory in the control group; None if unknown.
-        peak_bytes: the peak resident memory of the kernel and its children.
+        peak_bytes: the peak resident memory of the kernel and its children, in bytes.
         outputs: files that must exist after a success; if one is missing, the task has failed.
         signals: the signals that were sent to the kernel, in order.
     """
@@ -406,7 +408,7 @@ def end_lines(run: RunPaths, task: Task, stage: StageStatus) -> list[str]:
 
 
 def what_happened(stage: StageStatus) -> str:
-    """Return one line that names the error and its cell, or what ended the kernel."""
+    """Return one line that names the error and its cell, or the reason why the kernel ended; at most 2,000 characters."""
     what = stage.reason or "it ended"
     if stage.error is not None:
         place = f" (cell In [{stage.error.cell}])" if stage.error.cell else ""
@@ -424,7 +426,7 @@ def where_it_was(stage: StageStatus) -> str:
 
 
 def what_next(run: RunPaths, stage: StageStatus) -> str:
-    """Return a line with the command that continues the run.
+    """Return a line with the command that continues the run, and with advice on memory or disk if there is any.
 
     After a usage error or data error the line also has the command that begins a new run with other values.
     """
@@ -441,9 +443,10 @@ def what_next(run: RunPaths, stage: StageStatus) -> str:
 
 
 def record_end(record: Path, lines: Sequence[str], stage: StageStatus) -> None:
-    """Insert a cell with ``lines``, which say how the task ended, at the top of the executed notebook ``record``.
+    """Insert a cell at the top of the executed notebook ``record`` that shows how the task ended.
 
-    The cell has papermill's tag for errors, so papermill removes the cell when the notebook is executed again.
+    The cell has a title, which follows from ``stage``, and ``lines``. It has papermill's tag for errors, so papermill
+    removes the cell when the notebook is executed again.
     """
     notebook = nbformat.from_dict(json.loads(record.read_text(encoding="utf-8", errors="replace")))
     title, color = ("Stopped", "#b26a00") if stage.state == "interrupted" else ("Failed", "#b71c1c")

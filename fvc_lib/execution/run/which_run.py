@@ -56,11 +56,13 @@ def given_values(
 ) -> GivenValues:
     """Merge the parameters that a command was given. A later source wins over an earlier one.
 
+    The order is: defaults, ``params_files``, environment variables, ``yaml_texts``, ``values``, ``options``.
+
     Args:
-        params_files: YAML files of parameters.
-        yaml_texts: parameters as YAML texts.
+        params_files: YAML files of parameters; later files win.
+        yaml_texts: parameters as YAML texts, such as ``{epochs: 5}``.
         values: pairs of a parameter's name and its value as text.
-        options: typed values of further parameters.
+        options: ``{parameter: typed value}``.
 
     Raises:
         UsageError: a name is unknown, a value does not have the parameter's type, or a file cannot be read.
@@ -83,7 +85,10 @@ def given_values(
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Return ``config`` with absolute paths, because the kernels run in the notebooks' folder, not in the user's."""
+    """Return ``config`` with all paths made absolute, and ``~`` expanded.
+
+    Relative paths would break, because the kernels run in the notebooks' folder, not in the user's.
+    """
     changed: dict[str, Any] = {}
     for name, declared in DECLARED.items():
         if declared.path and (value := getattr(config, name)):
@@ -96,15 +101,19 @@ def _absolute(path: str) -> str:
 
 
 def _demo_params(task: str) -> Path:
-    """Return the params file of a task's built-in corpus."""
+    """Return the YAML file of parameters for the built-in corpus of ``task`` (video, image or video_text)."""
     return CHECKOUT / "params" / f"{TASKS[task].params}.yaml"
 
 
 def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) -> str:
     """Return a warning if parameters and corpus do not fit together; else an empty text.
 
-    There are two cases: the demo's params file is used with a corpus of the user's; or the built-in sample corpus is
-    used without the demo's params file, with the default task and model.
+    There are two cases. The demo's params file is used with a corpus of the user. Or the built-in sample corpus is used
+    without the demo's params file, with the default task and model.
+
+    Args:
+        params_files: the YAML files of parameters that the command was given.
+        config: the merged parameters.
     """
     task, path = TASKS[config.task], _demo_params(config.task)
     uses_demo = path.resolve() in [file.resolve() for file in params_files]
@@ -122,11 +131,11 @@ def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) ->
 def config_to_resume(run: RunPaths, given: GivenValues, arguments: Sequence[str], remedy: str = "") -> RunConfig:
     """Return the configuration with which a command resumes ``run``: the run's values, updated by the command's.
 
-    If the command says ``num_ranks auto``, the run keeps its number of ranks.
+    If the command has ``num_ranks auto``, the result has the run's number of ranks (processes that share a training).
 
     Args:
         run: the run.
-        given: the command's values.
+        given: the parameters that the command was given.
         arguments: the command's arguments as typed. The error's message shows them with ``--fork`` added.
         remedy: a sentence of advice for the error's message; empty: the advice for the command line.
 
@@ -180,10 +189,14 @@ def _with_written(own: RunConfig, given: GivenValues) -> RunConfig:
 
 
 def changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
-    """Return ``{name: (old, new)}`` for the parameters in which two configurations differ; the values are JSON values.
+    """Return ``{name: (old, new)}`` for the parameters in which two configurations differ, with JSON values.
 
-    Parameters that decide only the run's folder, such as ``experiment``, are left out. So is a file that was moved, if
-    its content is the same.
+    Parameters that decide only the run's folder, such as ``experiment``, are left out. So is the path of a file whose
+    content is the same.
+
+    Args:
+        own: the configuration of the run, which has the old values.
+        wanted: the configuration with the new values.
     """
     before, after = own.model_dump(mode="json"), wanted.model_dump(mode="json")
     names = [name for name in before if name not in OF_THE_FOLDER]
@@ -197,10 +210,10 @@ def in_words(changed: Mapping[str, Change]) -> str:
 
 
 def tasks_of_fork(plan: Sequence[PlannedTask]) -> list[Task]:
-    """Return the finished tasks whose files a fork copies.
+    """Return the finished tasks whose files a fork copies from the run that it is made of.
 
-    A finished training is also copied if its inputs are about to be computed again, since they may be the same. The
-    fork's plan then decides whether the training runs.
+    A finished training is also copied if its inputs are about to be computed again, since they may come out the same.
+    The fork's plan then decides whether the training runs.
 
     Args:
         plan: the plan of the forked run with the new configuration, made without ``only``, ``start`` and ``force``.
@@ -286,7 +299,7 @@ def open_run(
 
 
 def edited_values(cell: Mapping[str, Any], task: str | None) -> dict[str, Any]:
-    """Return ``{parameter: value}`` for the values of a parameters cell that differ from the defaults.
+    """Return ``{parameter: value}`` for the parameters in a notebook's cell that differ from the defaults.
 
     Args:
         cell: names and values in the cell.
@@ -313,8 +326,8 @@ def refuse_unknown_parameters(stage: str, inputs: Sequence[str]) -> None:
     """Check the parameter names in the cell that papermill has injected into a notebook.
 
     Args:
-        stage: name of the notebook.
-        inputs: sources of the cells that have run so far.
+        stage: name of the notebook, for the message.
+        inputs: source texts of the cells that have run so far; only the cell injected by papermill is checked.
 
     Raises:
         UsageError: a name is neither a configuration field nor a stage's parameter; the message has a similar name.
@@ -329,6 +342,12 @@ def begin_interactive(run: RunPaths, stage: str, fold: int | None, config: RunCo
     """Prepare a notebook that a user runs: check that no other process works on the run.
 
     If the stage trains and this training has not begun before, the training's code is recorded.
+
+    Args:
+        run: the run.
+        stage: the notebook's name.
+        fold: number of the outer fold, from 0; None for a stage without folds.
+        config: the run's parameters.
 
     Raises:
         UsageError: another process works on the run, or the run has no such fold.
