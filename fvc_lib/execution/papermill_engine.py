@@ -2,8 +2,8 @@
 
 papermill injects the parameters, and nbclient runs the cells. The engine of this module differs from papermill's
 standard engine in five ways. It checks the parameters before any cell runs. It replaces the record (the executed
-notebook) atomically. It never marks a cell as completed that did not run. It limits the size of a cell's outputs. It
-returns how the kernel ended.
+notebook) atomically. A cell that did not run is never marked as completed. The size of a cell's outputs is limited. The
+engine also returns how the kernel ended.
 """
 
 import asyncio
@@ -50,10 +50,10 @@ _LOG.propagate = False
 
 @dataclass(frozen=True)
 class KernelOutcome:
-    """How an execution ended: ``error`` is set if a cell raised, ``died`` if the kernel's process ended too early."""
+    """How the execution of a notebook ended."""
 
-    error: StageError | None = None
-    died: bool = False
+    error: StageError | None = None  # the exception that a cell raised; None if none did
+    died: bool = False  # whether the kernel's process ended before the last cell
     return_code: int | None = None  # exit status of a kernel that died; -N if signal N killed it
     never_started: str | None = None  # the reason if no cell could run
 
@@ -68,14 +68,14 @@ class KernelOutcome:
 
 @dataclass
 class KernelRequest:
-    """Where an execution writes, and in which environment its kernel runs. The engine sets ``outcome`` at the end."""
+    """Where the execution of a notebook writes, and in which environment its kernel runs."""
 
     record: Path  # path of the executed notebook
     folder: Path  # the kernel's working directory
     environment: Mapping[str, str]  # all variables that the kernel gets
     log: Path  # text that the kernel's process prints outside the notebook is appended to this file
     on_start: Callable[[int], None] = lambda pid: None  # called with the kernel's process id
-    outcome: KernelOutcome | None = None
+    outcome: KernelOutcome | None = None  # set by the engine at the end
 
 
 def execute(notebook: Path, parameters: Mapping[str, object], request: KernelRequest) -> KernelOutcome:
@@ -114,7 +114,14 @@ class KernelEngine(NBClientEngine):  # type: ignore[misc]  # papermill ships no 
     def execute_notebook(
         cls, nb: NotebookNode, kernel_name: str, *, input_path: str, request: KernelRequest, **_: Any
     ) -> NotebookNode:
-        """Check the parameters that papermill has injected into ``nb``, execute ``nb`` and return it."""
+        """Check the parameters that papermill has injected into ``nb``, execute ``nb`` and return it.
+
+        Args:
+            nb: the notebook, to which the outputs of its cells are added.
+            kernel_name: ignored; the kernel uses this Python interpreter.
+            input_path: the notebook's path, for error messages.
+            request: where the record and the log go; its ``outcome`` is set.
+        """
         checked_parameters(nb, Path(input_path))
         record = Record(nb, request.record)
         record.notebook_start()
@@ -146,9 +153,13 @@ def checked_parameters(notebook: NotebookNode, path: Path) -> tuple[Notebook, di
 
 
 class Record(NotebookExecutionManager):  # type: ignore[misc]
-    """The executed notebook, and its file.
+    """The executed notebook, which is written into a file while its cells run.
 
     The file is replaced atomically when a cell begins or ends, and every 5 seconds while a cell prints.
+
+    Args:
+        notebook: the notebook as an nbformat node.
+        path: the file.
     """
 
     def __init__(self, notebook: NotebookNode, path: Path) -> None:
@@ -164,7 +175,7 @@ class Record(NotebookExecutionManager):  # type: ignore[misc]
         self.last_save_time = self.now()
 
     def notebook_complete(self, **_: Any) -> None:
-        """Record the time of the end and replace the file; cells that never ran stay pending."""
+        """Record when the execution ended, and replace the file. Cells that never ran keep the status ``pending``."""
         self.end_time = self.now()
         duration = (self.end_time - self.start_time).total_seconds()
         self.nb.metadata.papermill.update(end_time=self.end_time.isoformat(), duration=duration)
@@ -197,7 +208,16 @@ class KernelManager(AsyncKernelManager):
 
 
 class Client(PapermillNotebookClient):  # type: ignore[misc]
-    """Runs the cells of ``record`` in a kernel. A cell's outputs are limited to 4 MB; further text goes to ``log``."""
+    """Runs the cells of a notebook in a kernel. A cell's outputs are limited to 4 MB; further text goes to ``log``.
+
+    Args:
+        record: the notebook, and the file that it is written into.
+        manager: starts the kernel.
+        log: open file for tracebacks and for printed text beyond the limit.
+
+    Attributes:
+        error: the exception that a cell has raised; None if none did.
+    """
 
     def __init__(self, record: Record, manager: KernelManager, log: BinaryIO) -> None:
         options = {"startup_timeout": START_TIMEOUT_SECONDS, "iopub_timeout": LAST_OUTPUTS_SECONDS, "log": _LOG}
@@ -206,7 +226,7 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         self._log, self._used = log, 0
 
     def execute_cell(self, cell: NotebookNode, cell_index: int) -> None:
-        """Run one cell.
+        """Run ``cell``, which is cell ``cell_index`` of the notebook, counted from 0.
 
         Raises:
             CellExecutionError: the cell raised an exception, which is then in ``self.error``.
@@ -236,6 +256,12 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         Beyond 4 MB per cell, printed text goes to the log, and other outputs are dropped, except errors. A note in the
         record says so.
 
+        Args:
+            outs: the outputs of the cell so far; changed.
+            msg: the message, with ``msg_type`` and ``content``.
+            display_id: Jupyter's id of an output that may be updated later; None: no id.
+            cell_index: number of the cell, from 0.
+
         Returns:
             The new output; None if it was left out.
         """
@@ -253,7 +279,7 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         return None
 
     def _exit_code(self) -> int | None:
-        """Return the ``exit_code`` of the exception that the kernel has just raised; None if it has none."""
+        """Ask the kernel for the attribute ``exit_code`` of the exception that it has just raised; None if it has none."""
         expressions = {"exit_code": "getattr(__import__('sys').last_value, 'exit_code', None)"}
         reply = self.wait_for_reply(self.kc.execute("", silent=True, user_expressions=expressions))
         answer = reply["content"].get("user_expressions", {}).get("exit_code", {}).get("data", {}).get("text/plain", "")
@@ -261,7 +287,11 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
 
 
 def _execute_cells(record: Record, request: KernelRequest) -> KernelOutcome:
-    """Start a kernel, run the cells until a cell raises, then end the kernel and the processes that it started."""
+    """Start a kernel, run the cells until one raises an exception, then end the kernel and its child processes.
+
+    Returns:
+        How the execution ended.
+    """
     request.log.parent.mkdir(parents=True, exist_ok=True)
     # The system limits the length of a socket's path; the private folder keeps other users out.
     short = "/tmp" if len(tempfile.gettempdir()) > 80 else None

@@ -1,7 +1,7 @@
 """The engine of ``papermill --engine fvc``, which executes one task of a run as ``run_notebooks.py`` does.
 
-A task is one notebook of a run, or one fold of it. The notebook's parameters name the run. Both commands
-write the same files into the run folder.
+A task is one notebook of a run, or one fold of it. The notebook's parameters ``run_dir`` and ``fold`` name the run and
+the fold. ``papermill`` and ``run_notebooks.py`` write the same files into the run folder.
 """
 
 import json
@@ -30,7 +30,12 @@ class FvcEngine(Engine):  # type: ignore[misc]  # papermill ships no types
 
     @classmethod
     def execute_notebook(cls, nb: NotebookNode, kernel_name: str, *, input_path: str, **_: Any) -> NotebookNode:
-        """Execute one task of the run that the parameters name, and return its record, the executed notebook.
+        """Execute one task of the run that the parameters name, and return the executed notebook.
+
+        Args:
+            nb: the notebook, into which papermill has injected the parameters.
+            kernel_name: ignored; the kernel uses this Python interpreter.
+            input_path: path of the notebook; its file name decides the stage.
 
         Raises:
             UsageError: the notebook does not have a parameter, a value has the wrong type, or there is no such run.

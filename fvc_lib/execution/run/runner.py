@@ -55,12 +55,15 @@ class Terminal:
         self._last_plain = time.monotonic()
 
     def line(self, text: str) -> None:
-        """Write one permanent line in place of the live lines, which the next ``show`` draws below it."""
+        """Write one permanent line. It replaces the live lines; the next ``show`` draws them again below it."""
         with self._lock:
             self._write(f"{text}\n", 0)
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show one line per running task: redraw them on a terminal, else print them at most every 30 s."""
+        """Show ``lines``, one per running task.
+
+        On a terminal they replace the live lines. Elsewhere they are printed, at most every 30 s.
+        """
         with self._lock:
             if self._live:
                 columns, rows = shutil.get_terminal_size()
@@ -83,7 +86,7 @@ class Terminal:
 
 
 class Runner:
-    """Runs all tasks of a run, or some of them. They are locked against other processes meanwhile.
+    """Runs all tasks of a run, or some of them. Other processes cannot work on these tasks meanwhile.
 
     Args:
         run: the run.
@@ -120,8 +123,14 @@ class Runner:
     def execute(self, make_plan: Callable[[], Sequence[PlannedTask]]) -> int:
         """Lock the run, run the plan that ``make_plan`` returns, and return the exit code.
 
-        ``make_plan`` is called after the run is locked. After the first failure no other task begins, and running tasks
-        continue to their end. The first signal asks every running task to save and leave. The second kills them.
+        After the first failure no other task begins, and running tasks continue to their end. The first signal asks
+        every running task to save its work and end. The second signal kills the tasks.
+
+        Args:
+            make_plan: returns every task of the run with the decision whether it runs; called after the run is locked.
+
+        Returns:
+            0 if all tasks succeeded; else the exit code of the first task that failed, or of the signal.
 
         Raises:
             UsageError: another process works on this run.
@@ -170,7 +179,7 @@ class Runner:
         return (*failures, *self._exit_codes, 0)[0]
 
     def _begin_ready(self, schedule: Schedule, pool: ThreadPoolExecutor) -> bool:
-        """Forward new signals, begin the tasks that may begin, and return whether a task is at work."""
+        """Forward new signals to the running tasks, begin the tasks that may begin, and return whether any task runs."""
         for number in self._signals[self._forwarded :]:
             self._forwarded += 1
             for at_work in self._running.values():
@@ -189,7 +198,7 @@ class Runner:
         return bool(self._running)
 
     def _is_up_to_date(self, task: Task) -> bool:
-        """Return whether ``task`` can be skipped, now that its inputs are final.
+        """Return whether ``task`` can be skipped, because the stages before it wrote the same files as before.
 
         The decision is written into the task's status. If the task has to run again, its earlier files are moved away.
         """
@@ -205,10 +214,11 @@ class Runner:
         return stage.reason is None
 
     def _environment(self, task: Task) -> dict[str, str]:
-        """Return environment variables for the kernel of ``task``, so that kernels share memory, cores and GPUs.
+        """Return environment variables by which the kernel of ``task`` gets its share of memory, cores and GPUs.
 
-        The number of threads is limited only if the run is not shared with other jobs, and trains without a GPU. If
-        there are more GPUs than ranks, a training gets the group of GPUs that the fewest running trainings use.
+        The number of threads is limited only for a training without a GPU, and only if no other jobs work on the run.
+        If there are more GPUs than ranks (processes of a training), a training gets the group of GPUs that the fewest
+        running trainings use.
         """
         shares = {} if self.config.mem_gb is None else {LIMIT_VARIABLE: str(self.config.mem_gb)}
         ranks = self.config.num_ranks
@@ -233,7 +243,11 @@ class Runner:
         self._running[pool.submit(self._run_task, at_work, stage)] = at_work
 
     def _run_task(self, at_work: TaskRun, stage: StageStatus) -> StageStatus:
-        """Run a task's notebook in the calling thread, record a success, and return the completed ``stage``."""
+        """Run a task's notebook in the calling thread, and record a success.
+
+        Returns:
+            ``stage``, the task's status, to which the end of the task has been added.
+        """
         task, run, config = at_work.task, self.run, self.config
         fingerprint.begin_training_state(run, task, at_work.notebook, config)
         # Without use_mlops_pipeline only digests of the files are recorded, not what they depend on.
@@ -275,7 +289,11 @@ class Runner:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal. Within a second after the first signal, further ones are ignored, except SIGINT."""
+        """Record that the signal ``number`` came.
+
+        Within a second after the first signal, further signals are ignored, because a cluster may send a signal twice.
+        SIGINT (Ctrl-C) is never ignored.
+        """
         now = time.monotonic()
         if not self._signals:
             self._first_signal = now

@@ -37,7 +37,7 @@ class Progress:
     """The progress of a task.
 
     Attributes:
-        what: name of the work's units, for example ``steps`` or ``videos``.
+        what: what is counted, for example ``steps`` or ``videos``.
         done: number of finished units.
         total: number of all units.
         part: description of the unit that is being processed; may be empty.
@@ -63,9 +63,10 @@ def read_progress(path: Path) -> Progress | None:
 
 
 def file_reporter(path: Path, what: str) -> Report:
-    """Return a callback ``(done, total, part)`` that writes the progress of the work ``what`` into the file ``path``.
+    """Return a callback ``(done, total, part)`` that writes a ``Progress`` into the file ``path``.
 
-    It writes at most every 0.5 s, and always when ``done`` reaches ``total``.
+    It writes at most every 0.5 s, and always when ``done`` reaches ``total``. ``what`` names the units that are
+    counted, for example ``videos``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     last = -WRITE_INTERVAL_SECONDS
@@ -84,7 +85,7 @@ def file_reporter(path: Path, what: str) -> Report:
 
 
 def bar_reporter(what: str) -> Report:
-    """Return a callback ``(done, total, part)`` that draws a bar with the name ``what`` in a notebook or terminal."""
+    """Return a callback ``(done, total, part)`` that draws a progress bar titled ``what`` in a notebook or terminal."""
     from tqdm.auto import tqdm
 
     bar = tqdm(desc=what)
@@ -101,14 +102,19 @@ def bar_reporter(what: str) -> Report:
 
 
 def progress_reporter(run: RunPaths, stage: str, what: str) -> Report:
-    """Return a callback ``(done, total, part)`` for the work ``what`` of a stage without folds; see ``reporter_to``."""
+    """Return a callback ``(done, total, part)`` that shows the progress of a stage without folds, as ``reporter_to``."""
     return reporter_to(progress_path(run, stage, None), what)
 
 
 def reporter_to(path: Path, what: str) -> Report:
-    """Return a callback ``(done, total, part)`` for the work ``what``.
+    """Return a callback ``(done, total, part)`` that shows the progress of some work.
 
-    In a live notebook it draws a bar. Else it writes the file ``path``, from which ``run_notebooks.py`` shows progress.
+    In a notebook that a user runs, it draws a bar. If ``run_notebooks.py`` executes the notebook, the callback writes
+    the file ``path``, from which ``run_notebooks.py`` shows the progress.
+
+    Args:
+        path: the progress file.
+        what: name of the units that are counted, for example ``videos``.
     """
     return file_reporter(path, what) if ATTEMPT_VARIABLE in os.environ else bar_reporter(what)
 
@@ -119,7 +125,7 @@ class StageSession:
 
     Attributes:
         stage: name of the stage, which is the notebook's name.
-        paths: the run.
+        paths: the paths of the run's files.
         config: the run's configuration.
         parameters: names of the configuration's fields in the notebook's parameters cell.
         fold: number of the outer fold, from 0; None for a stage without folds.
@@ -141,9 +147,9 @@ class StageSession:
     _polling: bool = False  # whether the stage calls ``stop``; if so, a signal does not end the running cell
 
     def settings(self) -> pl.DataFrame:
-        """Return a table of the notebook's parameters with columns ``parameter value meaning``; all are texts.
+        """Return a table of the notebook's parameters, with the values that the run has for them.
 
-        The values are those of the run.
+        The columns are ``parameter``, ``value`` and ``meaning``; all are texts.
         """
         values = self.config.model_dump(mode="json")
         columns = {
@@ -171,14 +177,19 @@ class StageSession:
         return read_table(*self._table(table, fold), without)
 
     def write(self, table: str, rows: pl.DataFrame) -> None:
-        """Check ``rows`` against the schema of ``table``, then write them; ``table`` is a name as in ``read``."""
+        """Check ``rows`` against the schema of a table of the run, then write them as this table.
+
+        Args:
+            table: name of the table's path in ``RunPaths``, as in ``read``.
+            rows: the table's rows.
+        """
         from fvc_lib.services.tables import write_table
 
         path, schema = self._table(table, None)
         write_table(rows, schema, path)
 
     def _table(self, table: str, fold: int | None) -> tuple[Path, Any]:
-        """Return the path and the schema of a table."""
+        """Return the path and the schema of a table; ``table`` and ``fold`` are as in ``read``."""
         from fvc_lib.services import tables
 
         path = getattr(self.paths, table)
@@ -186,7 +197,7 @@ class StageSession:
         return path if isinstance(path, Path) else path(self.fold if fold is None else fold), getattr(tables, schema)
 
     def metric_log(self) -> MetricLog:
-        """Open this stage's metric log for appending."""
+        """Open the log of losses and other metrics of this stage and fold, to append rows."""
         return MetricLog(
             self.paths.metrics(self.stage, self.fold),
             run_id=self.paths.run_id,
@@ -195,13 +206,14 @@ class StageSession:
         )
 
     def progress(self, what: str) -> Report:
-        """Return a callback ``(done, total, part)`` for the work ``what`` of this notebook; see ``reporter_to``."""
+        """Return a callback ``(done, total, part)`` that shows this notebook's progress; ``what`` as in ``reporter_to``."""
         return reporter_to(progress_path(self.paths, self.stage, self.fold), what)
 
     def stop(self) -> bool:
         """Return whether a signal has asked the stage to stop.
 
-        After the first call, a signal no longer ends the running cell: the stage has to call this method regularly.
+        After the first call, a signal no longer ends the running cell. So the stage has to call this method regularly,
+        and end when it returns True.
         """
         self._polling = True
         return self.stop_requested
@@ -239,8 +251,8 @@ class StageSession:
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal that asks the stage to stop.
 
-        If the stage calls ``stop``, only ``stop_requested`` is set. Between two cells the signal is sent again a moment
-        later, so that it ends the next cell.
+        If the stage calls ``stop``, only ``stop_requested`` is set. Between two cells the signal is sent again after
+        0.05 s, so that it ends the next cell. The arguments are those of a handler of Python's ``signal.signal``.
 
         Raises:
             StoppedError: a cell is running, and the stage does not call ``stop``. The error ends the cell.
@@ -261,11 +273,10 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
 
     Args:
         stage: the notebook's name without suffix.
-        namespace: ``globals()`` of the notebook right after its parameters cell. It has ``run_dir``, ``fold`` for a
-            stage with folds, and fields of ``RunConfig``. IPython's list ``In`` holds the sources of the cells run so
-            far, among them the cell with papermill's values.
-        only_looks: whether the notebook only reads a run. If so, no run is begun, and another process may work on the
-            run meanwhile.
+        namespace: ``globals()`` of the notebook right after its parameters cell. It has ``run_dir`` (empty: the newest
+            run), ``fold`` for a stage with folds, and fields of ``RunConfig``. IPython's list ``In`` holds the sources
+            of the cells run so far, among them the cell with papermill's values.
+        only_looks: whether the notebook only reads an existing run. Another process may work on the run meanwhile.
 
     Raises:
         UsageError: there is no such run; another process works on the run, and the notebook writes into it; a value
@@ -304,7 +315,11 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
 
 
 def _run_to_look_at(run_dir: str, values: Mapping[str, Any]) -> RunPaths:
-    """Return the run ``run_dir``, or the newest run if ``run_dir`` is empty.
+    """Return an existing run for a notebook that only reads it.
+
+    Args:
+        run_dir: name or path of the run; empty: the newest run.
+        values: ``{parameter: value}`` that the user has set; they may name another runs folder.
 
     Raises:
         UsageError: there is no run, or ``run_dir`` is ``new``.
@@ -317,7 +332,7 @@ def _run_to_look_at(run_dir: str, values: Mapping[str, Any]) -> RunPaths:
 
 
 def _in_a_cell(frame: FrameType | None) -> bool:
-    """Return whether ``frame`` or one of its callers is a notebook cell, whose namespace is ``__main__``."""
+    """Return whether the stack frame ``frame`` or one of its callers is a notebook cell (its globals are ``__main__``)."""
     while frame is not None and frame.f_globals is not vars(sys.modules["__main__"]):
         frame = frame.f_back
     return frame is not None

@@ -1,7 +1,7 @@
-"""``status.json``, the state of a run and of each of its tasks, and the locks of the processes that work on them.
+"""Read and write ``status.json``, the state of a run and of its tasks, and lock runs and tasks.
 
 A task is one notebook of a run (a stage), or one fold of it. Processes lock ``status.json`` before they change it, so
-that jobs never overwrite each other's tasks. The locks come from the package ``filelock``. The operating system frees
+that jobs never overwrite the status of each other's tasks. The locks come from the package ``filelock``. The operating system frees
 the lock of a process that has died. On a file system without locks, the existence of a file is the lock; if the host
 crashes, that file stays behind.
 """
@@ -76,17 +76,17 @@ class RunStatus(BaseModel):
     started_utc: str
     finished_utc: str | None = None
     duration_seconds: float | None = None  # sum over the attempts; for a shared run the sum over its tasks
-    peak_rss_bytes: int | None = None
+    peak_rss_bytes: int | None = None  # the largest peak of a task
     exit_code: int | None = None
     shared: bool = False  # whether several jobs work on the run, each on different tasks
-    stages: dict[str, StageStatus] = Field(default_factory=dict)
+    stages: dict[str, StageStatus] = Field(default_factory=dict)  # by the tasks' keys
 
     def stage(self, key: str) -> StageStatus:
         """Return the status of the task ``key``. If there is none, add one with state ``pending``."""
         return self.stages.setdefault(key, StageStatus())
 
     def write(self, run: RunPaths) -> None:
-        """Replace ``status.json`` atomically."""
+        """Write this status into the ``status.json`` of ``run``, which is replaced atomically."""
         write_document(run.status_json, self.model_dump(mode="json"))
 
     def follow_tasks(self) -> None:
@@ -136,10 +136,10 @@ def read_status(run: RunPaths) -> RunStatus:
 
 @contextmanager
 def updated_status(run: RunPaths) -> Iterator[RunStatus]:
-    """Yield the status of ``run`` to be changed, and write it after the block.
+    """Lock and read the status of ``run``, yield it to be changed, and write it after the block.
 
     Raises:
-        DataError: as in ``read_status``, or another process keeps the file locked for ``RECORD_SECONDS``.
+        DataError: as in ``read_status``, or another process keeps the file locked for 20 s.
     """
     with record_held(run.status_json):
         status = read_status(run)
@@ -182,7 +182,7 @@ def begin_work(run: RunPaths, plan: Sequence[PlannedTask], own: frozenset[str] |
 
 
 def end_work(run: RunPaths, exit_code: int, seconds: float) -> None:
-    """Write into ``status.json`` how this process ended.
+    """Write into ``status.json`` how this process ended, and the run's state that follows from it.
 
     Args:
         run: the run.
@@ -198,7 +198,7 @@ def end_work(run: RunPaths, exit_code: int, seconds: float) -> None:
 
 
 def leave_to_jobs(run: RunPaths, tasks: Iterable[Task]) -> None:
-    """Write into ``status.json`` that ``tasks`` wait for jobs, and that several jobs share the run.
+    """Write into ``status.json`` that ``tasks`` wait for jobs of SLURM, and that several jobs share the run.
 
     The caller must hold the run's lock.
     """
@@ -266,7 +266,7 @@ def record_held(path: Path) -> Iterator[None]:
     """Lock the record ``path`` while it is read, changed and written.
 
     Raises:
-        DataError: another process has held the lock for ``RECORD_SECONDS``.
+        DataError: another process has held the lock for 20 s.
     """
     lock = FileLock(path.with_name(f"{path.name}.lock"), timeout=RECORD_SECONDS, poll_interval=0.02)
     try:
@@ -283,9 +283,9 @@ def record_held(path: Path) -> Iterator[None]:
 
 
 def is_worked_on(folder: Path) -> bool:
-    """Return whether a process works on the run in ``folder`` or on one of its tasks.
+    """Return whether a process works on the run in ``folder`` or on one of its tasks, according to their locks.
 
-    True if a lock file cannot be opened.
+    The result is also True if a lock file cannot be opened.
     """
     return any(is_held(path) for path in (_whole(folder), *_of_tasks(folder)))
 

@@ -408,7 +408,7 @@ def end_lines(run: RunPaths, task: Task, stage: StageStatus) -> list[str]:
 
 
 def what_happened(stage: StageStatus) -> str:
-    """Return one line that names the error and its cell, or the reason why the kernel ended; at most 2,000 characters."""
+    """Return one line that names the error and its cell, or why the kernel ended; at most 2,000 characters."""
     what = stage.reason or "it ended"
     if stage.error is not None:
         place = f" (cell In [{stage.error.cell}])" if stage.error.cell else ""
