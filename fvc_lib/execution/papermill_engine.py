@@ -279,7 +279,7 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         return None
 
     def _exit_code(self) -> int | None:
-        """Ask the kernel for the attribute ``exit_code`` of the exception that it has just raised; None if it has none."""
+        """Return the attribute ``exit_code`` of the exception that a cell has just raised; None if it has none."""
         expressions = {"exit_code": "getattr(__import__('sys').last_value, 'exit_code', None)"}
         reply = self.wait_for_reply(self.kc.execute("", silent=True, user_expressions=expressions))
         answer = reply["content"].get("user_expressions", {}).get("exit_code", {}).get("data", {}).get("text/plain", "")

@@ -179,7 +179,7 @@ class Runner:
         return (*failures, *self._exit_codes, 0)[0]
 
     def _begin_ready(self, schedule: Schedule, pool: ThreadPoolExecutor) -> bool:
-        """Forward new signals to the running tasks, begin the tasks that may begin, and return whether any task runs."""
+        """Forward new signals to the running tasks, begin tasks that may begin, and return whether any task runs."""
         for number in self._signals[self._forwarded :]:
             self._forwarded += 1
             for at_work in self._running.values():

@@ -102,7 +102,7 @@ def bar_reporter(what: str) -> Report:
 
 
 def progress_reporter(run: RunPaths, stage: str, what: str) -> Report:
-    """Return a callback ``(done, total, part)`` that shows the progress of a stage without folds, as ``reporter_to``."""
+    """Return a callback ``(done, total, part)`` for a stage without folds, as ``reporter_to`` does."""
     return reporter_to(progress_path(run, stage, None), what)
 
 
@@ -206,7 +206,7 @@ class StageSession:
         )
 
     def progress(self, what: str) -> Report:
-        """Return a callback ``(done, total, part)`` that shows this notebook's progress; ``what`` as in ``reporter_to``."""
+        """Return a callback ``(done, total, part)`` that shows this notebook's progress, as ``reporter_to``."""
         return reporter_to(progress_path(self.paths, self.stage, self.fold), what)
 
     def stop(self) -> bool:
@@ -332,7 +332,7 @@ def _run_to_look_at(run_dir: str, values: Mapping[str, Any]) -> RunPaths:
 
 
 def _in_a_cell(frame: FrameType | None) -> bool:
-    """Return whether the stack frame ``frame`` or one of its callers is a notebook cell (its globals are ``__main__``)."""
+    """Return whether ``frame`` or one of its callers is the stack frame of a notebook cell (globals: ``__main__``)."""
     while frame is not None and frame.f_globals is not vars(sys.modules["__main__"]):
         frame = frame.f_back
     return frame is not None

@@ -1,9 +1,9 @@
 """Read and write ``status.json``, the state of a run and of its tasks, and lock runs and tasks.
 
 A task is one notebook of a run (a stage), or one fold of it. Processes lock ``status.json`` before they change it, so
-that jobs never overwrite the status of each other's tasks. The locks come from the package ``filelock``. The operating system frees
-the lock of a process that has died. On a file system without locks, the existence of a file is the lock; if the host
-crashes, that file stays behind.
+that jobs never overwrite the status of each other's tasks. The locks come from the package ``filelock``. The operating
+system frees the lock of a process that has died. On a file system without locks, the existence of a file is the lock.
+Such a file stays behind if the host crashes.
 """
 
 import contextlib
