@@ -316,7 +316,10 @@ class RunConfig(BaseModel):
 
     @property
     def clips(self) -> ClipSettings:
-        """The clip settings; where a field is 0 or empty, the model's value is used. The model's file is imported."""
+        """The number and size of a clip's frames, and the view (the rule that cuts clips from a video).
+
+        Where a field of the configuration is 0 or empty, the model's value is used. The model's file is imported.
+        """
         of_videos = self.task == DEFAULT_TASK
         seen: dict[str, Any] = {"clips": self.clips_per_video, "crop": self.crop} if of_videos else {}
         seen["margin"] = CROP_MARGIN if seen.get("crop") else 0.0
@@ -329,9 +332,9 @@ class RunConfig(BaseModel):
 
     @property
     def has_frozen_trunk(self) -> bool:
-        """Whether the model has a trunk with published weights that no fold trains, so that its features can be cached.
+        """Whether the model has a trunk (feature extractor) with published weights that no fold trains.
 
-        The trunk is the part of a network that computes features.
+        The features of such a trunk can be cached.
         """
         if self.task != DEFAULT_TASK or self.of_features == "forensic" or DETECTORS.file_of(self.model) is not None:
             return False
@@ -352,31 +355,32 @@ class RunConfig(BaseModel):
 
     @property
     def training_hash(self) -> str:
-        """The SHA-256, in hexadecimal, of the fields that change data or weights.
+        """The SHA-256, in hexadecimal, of the fields that change the data or the trained weights.
 
-        A fork, a new run that takes over the trainings of this one, has the same value.
+        A fork (a new run that takes over the trainings of this run) has the same value.
         """
         return sha256_of_json(self._identities(STARTS_ANEW - NOT_HASHED))
 
     def training_values(self) -> dict[str, Any]:
-        """Return, by field, the values that change the trained weights; checkpoints store them.
+        """Return the values of the fields that change the trained weights, by field name.
 
-        Fields that change the data are left out.
+        Checkpoints store them. Fields that change the data are left out.
         """
         return self._identities(_OF_WEIGHTS)
 
     def values_read_by(self, stage: Stage, offered: Iterable[str] = ()) -> dict[str, Any]:
-        """Return, by field, the values on which the result of ``stage`` depends. Paths of corpora are left out.
+        """Return the values on which the result of ``stage`` depends, by field name.
 
-        They are the fields that declare the stage and the fields ``offered`` as parameters by its notebook. For a stage
-        that trains, all fields that change weights are added.
+        They belong to the fields whose declaration lists the stage, and to the fields ``offered``, which are the
+        parameters of its notebook. For a stage that trains, all fields that change weights are added. Other fields
+        are left out if they hold a path.
         """
         read = {name for name, declared in DECLARED.items() if stage.name in declared.stages}.union(offered)
         of_results = {name for name in _COUNTED & read if not DECLARED[name].path}
         return self._identities(of_results | _OF_WEIGHTS if stage.trains else of_results)
 
     def _identities(self, names: Set[str]) -> dict[str, Any]:
-        """Return ``identity`` of the fields in ``names``, by field.
+        """Return the JSON values that hashes use (``identity``) for the fields in ``names``, by field name.
 
         Fields that the task does not read, and fields with their neutral value, are left out.
         """
@@ -386,9 +390,9 @@ class RunConfig(BaseModel):
         }
 
     def identity(self, name: str) -> Any:
-        """Return the JSON value that hashes use for field ``name``.
+        """Return the JSON value that hashes use for the field ``name``.
 
-        Where the field names a file of the user, a digest of the content replaces the path.
+        If the value is the path of a user's file, a digest of the file's content replaces the path.
         """
         value = self.model_dump(mode="json", include={name})[name]
         if DECLARED[name].content and value:
@@ -398,9 +402,9 @@ class RunConfig(BaseModel):
         return value
 
     def code_chosen(self, names: Iterable[str]) -> list[str]:
-        """Return the dotted names of the library's modules that register the items that fields choose, such as a model.
+        """Return the dotted names of the library's modules that register the chosen items, such as the model.
 
-        ``names`` are the names of the fields.
+        ``names`` are the names of the fields that choose them.
         """
         return [module for name, mark in self._marks(names) for module in mark.files(getattr(self, name))]
 
@@ -418,12 +422,12 @@ class RunConfig(BaseModel):
         return [(name, mark) for name, field in fields.items() for mark in field.metadata if isinstance(mark, NameIn)]
 
     def relevant(self) -> dict[str, Any]:
-        """Return the values of the fields that this task reads, as JSON values by field, in order."""
+        """Return the JSON values of the fields that the run's task reads, by field name, in declared order."""
         values = self.model_dump(mode="json")
         return {name: value for name, value in values.items() if self.task in DECLARED[name].tasks}
 
     def to_yaml(self) -> str:
-        """Return the fields that this task reads as YAML text, in order, each with its meaning as a comment."""
+        """Return the fields that the run's task reads as YAML text, with their meanings as comments."""
         lines = []
         for name, value in self.relevant().items():
             text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").rstrip()

@@ -1,4 +1,8 @@
-"""Name the files of a run, create and find folders of runs and ensembles, and expand patterns of tar files."""
+"""Define the paths of a run's files, create and find the folders of runs and ensembles, and expand tar patterns.
+
+A run trains and tests the networks of one task, stage by stage (a stage is the work of one notebook). An ensemble
+combines the scores of several finished runs.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +27,19 @@ ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a n
 
 
 def beside_the_code(name: str) -> str:
-    """Return the path of folder ``name`` in the checkout; in the working folder if there is no checkout."""
+    """Return the path of the folder ``name`` in this checkout, as text.
+
+    If the library is installed without a checkout, the path is in the working folder.
+    """
     base = CHECKOUT if (CHECKOUT / "run_notebooks.py").is_file() else Path.cwd()
     return str(base / name)
 
 
 def is_held(lock: Path) -> bool:
-    """Return whether a process holds the lock file ``lock``; True also if the file cannot be opened."""
+    """Return whether any process holds the lock file ``lock``.
+
+    It is True also if the file exists and cannot be opened, and False if there is no such file.
+    """
     if not lock.exists():
         return False
     try:
@@ -40,7 +50,7 @@ def is_held(lock: Path) -> bool:
 
 
 class _Path:
-    """An attribute of ``RunPaths`` that returns a fixed path in the run folder."""
+    """A descriptor for attributes of ``RunPaths``: it returns the path ``name`` in the run folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -53,9 +63,10 @@ ENSEMBLE_RECORD = "ensemble.json"  # written last: a folder with it is a finishe
 
 
 class _PathOf:
-    """A method of ``RunPaths`` that returns a path for a stage, for one fold of a stage, or for another name.
+    """A descriptor for methods ``(key, fold=None)`` of ``RunPaths``: they return the path of a file in the run folder.
 
-    ``{}`` in the pattern is replaced by ``stage_key`` of its arguments.
+    ``key`` is the name of a stage, or the number of a fold. The path is ``pattern``, in which ``{}`` is replaced by
+    ``stage_key(key, fold)``.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -147,7 +158,7 @@ class RunPaths:
     robustness_scores = _Path("robustness")  # LEVEL.jsonl: scores of disturbed videos, one line per video
 
     def training_checkpoints(self, stage: str, fold: int | None = None) -> Path:
-        """Return the checkpoint folder of a stage that trains; with ``fold``, that of the fold."""
+        """Return the checkpoint folder of ``fold``; if ``fold`` is None, that of the stage ``stage``."""
         return self.root / "checkpoints" / stage if fold is None else self.fold_checkpoints(fold)
 
     def stage_outcome(self, stage: str) -> Path:
@@ -156,7 +167,7 @@ class RunPaths:
 
 
 def stage_key(stage: str, fold: int | None = None) -> str:
-    """Return the text for a stage, or for one fold of it, in file names, such as ``04_fold_training_fold_2``."""
+    """Return the part of file names for a stage or for one of its folds, such as ``04_fold_training_fold_2``."""
     return stage if fold is None else f"{stage}_fold_{fold}"
 
 
@@ -179,9 +190,10 @@ def refuse_runs_folder(runs_dir: AnyPath, experiment: str) -> Path:
 
 
 def new_run(runs_dir: AnyPath, experiment: str, config_hash: str) -> RunPaths:
-    """Create a run folder, named by local time and ``config_hash``, and return its paths.
+    """Create a run folder in ``runs_dir/experiment``, and return the paths of its files.
 
-    If a run with this second in its name exists, wait for the next second.
+    The name of the folder has the local time and the first 8 characters of ``config_hash``. At most one run is created
+    per second: the function waits while a run with the current second in its name exists.
 
     Raises:
         UsageError: ``refuse_runs_folder`` refuses the folder.
@@ -201,7 +213,7 @@ def new_run(runs_dir: AnyPath, experiment: str, config_hash: str) -> RunPaths:
 
 
 def list_runs(runs_dir: AnyPath, experiment: str | None = None) -> list[RunPaths]:
-    """Return the runs of ``experiment`` (None: of all experiments), oldest first."""
+    """Return the runs of ``experiment`` under ``runs_dir``, oldest first; None: the runs of all experiments."""
     runs_dir = Path(runs_dir)
     pattern = f"{experiment or '*'}/run_*/run.json"
     return sorted(
@@ -210,7 +222,12 @@ def list_runs(runs_dir: AnyPath, experiment: str | None = None) -> list[RunPaths
 
 
 def find_run(runs_dir: AnyPath, name: str, experiment: str | None = None) -> RunPaths:
-    """Return the run called ``name``: ``latest``, a run id, a unique part of a run id, or a path to a run folder.
+    """Return the run called ``name``.
+
+    Args:
+        runs_dir: folder that contains the experiments.
+        name: ``latest`` (the newest run), a run id, a part that occurs in a single run id, or the path of a run folder.
+        experiment: name of the experiment that is searched; None: all.
 
     Raises:
         UsageError: no run fits, or several do; the message lists the runs.
@@ -236,7 +253,10 @@ def is_ensemble(path: str | Path) -> bool:
 
 
 def list_ensembles(runs_dir: AnyPath, experiment: str = "*") -> list[RunPaths]:
-    """Return all finished ensembles under ``runs_dir``, sorted by name; ``experiment`` may be a pattern."""
+    """Return all finished ensembles under ``runs_dir``, sorted by name.
+
+    ``experiment`` is the name of an experiment, or a pattern with ``*``.
+    """
     folders = [record.parent.absolute() for record in Path(runs_dir).glob(f"{experiment}/*/{ENSEMBLE_RECORD}")]
     return [RunPaths(folder) for folder in sorted(folders, key=lambda folder: folder.name)]
 
@@ -244,8 +264,8 @@ def list_ensembles(runs_dir: AnyPath, experiment: str = "*") -> list[RunPaths]:
 def find_run_or_ensemble(runs_dir: AnyPath, name: str) -> RunPaths:
     """Return the ensemble or run called ``name``.
 
-    An ensemble is named by its path, its folder's name or a unique part of that name that contains ``ensemble``. Any
-    other name is passed to ``find_run``.
+    For an ensemble, ``name`` is its path, its folder's name, or a part of a single ensemble's name that contains
+    ``ensemble``. Any other ``name`` is passed to ``find_run``.
 
     Raises:
         UsageError: no ensemble or run fits, or several do.
@@ -278,19 +298,19 @@ def is_pattern(corpus: AnyPath) -> bool:
 
 
 def fixed_folder(corpus: AnyPath) -> Path:
-    """Return the part of the path ``corpus`` before its first folder or name with braces or wildcards.
+    """Return the folder in the path ``corpus`` before its first component with braces or wildcards.
 
-    Names of tars are relative to this folder.
+    The names of tar files in tables are relative to this folder. The last component is never a part of it.
     """
     fixed = takewhile(lambda part: not set(part) & set("{}*?["), Path(corpus).parent.parts)
     return Path(*fixed)
 
 
 def tars_of(corpus: AnyPath) -> list[Path]:
-    """Return the tars that the pattern ``corpus`` names, sorted by path.
+    """Return the paths of the tar files that the pattern ``corpus`` matches, sorted.
 
     Raises:
-        UsageError: a named tar is missing, wildcards match nothing, or a file is no tar.
+        UsageError: a tar that the pattern names is missing, wildcards match nothing, or a file has no suffix ``.tar``.
     """
     pattern = os.fspath(corpus)
     found: set[str] = set()
@@ -309,9 +329,10 @@ def tars_of(corpus: AnyPath) -> list[Path]:
 
 
 def _expanded(pattern: str) -> Iterator[str]:
-    """Yield every text that results from replacing the braces of ``pattern`` by one of their choices, in order.
+    """Yield the texts that result from expanding all braces of ``pattern``, as a shell does, in order.
 
-    Braces hold choices with commas, or a range of numbers such as ``000..099``. Malformed braces stay as they are.
+    Braces hold choices separated by commas, or a range of numbers such as ``000..099``. A range that counts downwards
+    gives no text. Braces without a partner are not expanded.
     """
     braces = _BRACES.search(pattern)
     if braces is None:

@@ -1,6 +1,7 @@
-"""Write the logs of a stage while it works: metrics and memory, with a warning before memory runs out.
+"""Write the metric log and the memory log of a stage (the work of one notebook) while it runs.
 
-Logs are JSON lines. A log has one writer, and can be read while it grows and after a crash.
+A warning is logged before memory runs out. Logs are files of JSON lines. Only one process writes to a log. It can be
+read while it grows and after a crash.
 """
 
 import hashlib
@@ -32,18 +33,19 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",",
 
 
 def _with_digest(body: bytes) -> bytes:
-    """Return a JSON line that ends with a field ``digest``: the first 16 characters of the SHA-256 of ``body``.
+    """Add a field ``digest`` to a JSON object, and return its line without a line feed.
 
-    ``body`` is the line without the closing brace.
+    ``body`` is the object's text without the closing brace. The digest is the first 16 hexadecimal digits of the
+    SHA-256 of ``body``.
     """
     return body + b',"digest":"' + hashlib.sha256(body).hexdigest()[:16].encode() + b'"}'
 
 
 def checked_row(line: bytes) -> dict[str, Any]:
-    """Return the JSON object in a line that was written with a digest.
+    """Return the JSON object in a line that ``JsonLines.append`` wrote with ``digest=True``.
 
     Raises:
-        ValueError: the line is incomplete or damaged.
+        ValueError: the line is incomplete, damaged or has no digest.
     """
     if _with_digest(line.rpartition(b',"digest":"')[0]) != line.rstrip(b"\n"):
         raise ValueError("the line was changed after it was written")
@@ -55,7 +57,7 @@ class _Closing:
     """A base class whose objects call ``close`` at the end of a ``with`` block."""
 
     def close(self) -> None:
-        """Write the remaining lines and close the file."""
+        """Close the files of the object; subclasses define this."""
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +91,7 @@ class JsonLines(_Closing):
             self._is_torn = self._stream.read() != b"\n"
 
     def append(self, row: Mapping[str, object], *, digest: bool = False) -> None:
-        """Write ``row`` as one line; ``digest`` adds the field that ``checked_row`` checks.
+        """Write ``row`` as one JSON line. If ``digest`` is True, a digest is added, which ``checked_row`` checks.
 
         Raises:
             ValueError: a value is NaN or infinite.
@@ -98,7 +100,7 @@ class JsonLines(_Closing):
         self.append_lines(((_with_digest(line[:-1]) if digest else line) + b"\n",))
 
     def append_lines(self, lines: Sequence[bytes]) -> None:
-        """Write all ``lines`` together; a line is a JSON object in ASCII that ends with a line feed."""
+        """Write all ``lines`` in one write. A line is a JSON object in ASCII that ends with a line feed."""
         block, done = b"\n" * self._is_torn + b"".join(lines), 0
         try:
             while done < len(block):
@@ -125,10 +127,12 @@ class JsonLines(_Closing):
 
 
 class MetricLog(JsonLines):
-    """A log of a stage's metrics; a line has the fields in ``COLUMNS``.
+    """A log of a stage's metrics. A line has one value of one metric, in the fields ``COLUMNS``.
 
-    ``ts`` is the time in seconds (UTC). It may jump, so sort lines by ``step``. A value that is not finite is written
-    as null, with ``flag`` set to ``nan``, ``inf`` or ``-inf``. A full disk is handled as in ``JsonLines``.
+    ``ts`` is the system time in seconds since 1970. The clock may be set back, so sort lines by ``step``. A value that
+    is not finite is written as null, with ``flag`` set to ``nan``, ``inf`` or ``-inf``. ``run_id``, ``fold`` and
+    ``attempt`` (number of the attempt at the stage) are written to every line. A full disk is handled as in
+    ``JsonLines``.
     """
 
     def __init__(self, path: Path, *, run_id: str, fold: int | None = None, attempt: int = 1) -> None:
@@ -156,18 +160,18 @@ WARN_PERCENT = 90.0
 class MemorySampler(_Closing):
     """Write memory samples to ``path`` from a thread, once per interval and at every change of phase.
 
-    Lines with device ``cpu`` describe this process. ``allocated_mb`` includes its child processes (``ProcessTree``) and
-    ``rss_mb`` does not; ``total_memory_mb`` is the budget. ``max_allocated_mb`` is the largest value since the phase
-    began. It includes the kernel's high-water mark, which is reset at every change of phase (``reset_high_water``, 0.15
-    ms). A watched accelerator has separate lines. MB are 1e6 bytes; ``timestamp`` is UTC seconds and may jump,
-    ``elapsed_seconds`` is monotonic.
+    A phase is a part of the stage, such as ``train``. Lines with device ``cpu`` describe this process. Their
+    ``allocated_mb`` includes child processes (``ProcessTree``), ``rss_mb`` does not, and ``total_memory_mb`` is the
+    budget. ``max_allocated_mb`` is the largest ``allocated_mb`` since the phase began. It includes the kernel's peak,
+    which is reset at every change of phase (``reset_high_water``, 0.15 ms). An accelerator has separate lines. MB are
+    1e6 bytes. ``timestamp`` is in seconds since 1970 and may be set back; ``elapsed_seconds`` is monotonic.
 
     A full disk does not end the stage: lines are lost as in ``JsonLines``. After ``close`` nothing is written.
 
     Args:
         path: the file for samples.
         events: the file for events; None: events are not written.
-        mem_gb: limit of the memory in 1e9 bytes, as in ``memory_budget``.
+        mem_gb: memory limit set by the user in units of 1e9 bytes, as in ``memory_budget``; None: not set.
         interval_seconds: time between two samples.
     """
 
@@ -203,9 +207,10 @@ class MemorySampler(_Closing):
         self._position = {"phase": phase, "epoch": None, "batch_idx": None, "global_step": None, **position}
 
     def at(self, phase: str, **position: int | None) -> None:
-        """Set the phase, and the ``epoch``, ``batch_idx`` and ``global_step``, that the next samples are labelled with.
+        """Set the phase, ``epoch``, ``batch_idx`` and ``global_step`` that the next samples are labelled with.
 
-        A change of phase takes a sample before and after, so that a peak belongs to the phase that caused it.
+        At a change of phase, one sample is taken before it and one after it. So a peak is attributed to the phase that
+        caused it.
         """
         with self._lock:
             is_new = phase != self._position["phase"]
@@ -216,7 +221,7 @@ class MemorySampler(_Closing):
                 self.sample()
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
-        """Write one line to the events file, if there is one.
+        """Write one line to the events file; do nothing if there is none.
 
         ``kind``, ``message`` and ``details`` are those of ``MemoryObserver.event``.
         """
@@ -322,13 +327,16 @@ class Report(Protocol):
 
 
 def silent(_part: str, _done: int, _total: int) -> None:
-    """Do nothing; the default for ``Tell``."""
+    """Do nothing; the default for a progress callback of the type ``Tell``."""
 
 
 def not_reported(done: int, total: int, part: str = "") -> None:
-    """Do nothing; the default for ``Report``."""
+    """Do nothing; the default for a progress callback of the type ``Report``."""
 
 
 def part_text(part: str, done: int, total: int) -> str:
-    """Return a text such as ``judging windows, 40 of 120``; only ``part`` if ``total`` is 0."""
+    """Return a text about the progress of a part of the work, such as ``judging windows, 40 of 120``.
+
+    ``done`` and ``total`` count units. If ``total`` is 0, ``part`` is returned.
+    """
     return f"{part}, {done:,} of {total:,}" if total else part

@@ -1,8 +1,8 @@
 """Declare the schemas of the tables that stages exchange, and check tables on every write and every read.
 
-``video_id`` identifies a video by its content, so it is the same on any machine. ``group_id`` must be given for every
-row: rows of one group are never on both sides of a split. Labels are ``real`` and ``fake`` in tables, and 0 and 1 only
-inside a model.
+``video_id`` identifies a video by its content, so it is the same on any machine. ``group_id`` names a group of related
+videos, and no row may lack it. A group is never in both the training and the test part of a split. Labels are ``real``
+and ``fake`` in tables, and 0 and 1 only inside a model.
 
 The record of a finished stage (``checkpoints/stage_*.json``) lists the SHA-256 of its tables. Every read
 checks it, because a table with a flipped bit may still fit its schema.
@@ -33,9 +33,10 @@ class Column:
     Attributes:
         dtype: the polars type.
         wanted: the allowed values in words, for messages.
-        fits: returns a Boolean expression, True where a value is allowed; None: all values are.
-        is_unique: whether no value may repeat.
-        has_nulls: whether values may be missing.
+        fits: maps the column's expression to a Boolean expression that is True where a value is allowed; None: all
+            values are allowed.
+        is_unique: whether no value may occur twice.
+        has_nulls: whether values may be null (missing).
     """
 
     dtype: Any
@@ -59,7 +60,7 @@ class TableSchema:
     Attributes:
         name: name of the table.
         columns: the columns by name.
-        key: names of columns whose combined values must be unique in each row; empty: no columns.
+        key: names of columns; no two rows may have the same values in all of them. Empty: not checked.
         further: the type and values of all columns that are not in ``columns``; None: there may be no such columns.
     """
 
@@ -73,7 +74,7 @@ def check_table(frame: pl.DataFrame, schema: TableSchema, origin: str) -> pl.Dat
     """Return ``frame`` unchanged if it fits ``schema``; ``origin`` names the table in messages.
 
     Raises:
-        DataError: it does not fit; the message names table and column, with up to five failing values.
+        DataError: ``frame`` does not fit; the message names the table, the columns and up to five wrong values.
     """
     if problems := "; ".join(_problems(frame, schema)):
         message = f"{origin}: does not fit the {schema.name} schema: {problems}. Run the stage that writes it again."
@@ -103,7 +104,7 @@ def _problems(frame: pl.DataFrame, schema: TableSchema) -> Iterator[str]:
 
 
 def write_table(frame: pl.DataFrame, schema: TableSchema, path: AnyPath) -> None:
-    """Check ``frame`` and replace ``path`` with it atomically.
+    """Check ``frame`` against ``schema``, and write it to ``path`` atomically.
 
     The suffix of ``path`` chooses the format: ``.parquet``, ``.feather`` (Arrow IPC), or CSV for any other.
 
@@ -125,20 +126,22 @@ def write_table(frame: pl.DataFrame, schema: TableSchema, path: AnyPath) -> None
 
 
 def frame_of(data: Mapping[str, Any] | Sequence[Any] | None, schema: TableSchema) -> pl.DataFrame:
-    """Return ``data`` as a frame with the columns and types of ``schema``; nothing else of the schema is checked.
+    """Return ``data`` as a frame with the columns and types of ``schema``. Allowed values and keys are not checked.
 
-    ``data`` has columns by name, or a sequence of rows; None: the frame has no rows.
+    ``data`` is a mapping of column names to values, or a sequence of rows; None: the frame has no rows.
     """
     return pl.DataFrame(data, schema=column_types(schema), orient=None if isinstance(data, Mapping) else "row")
 
 
 def column_types(schema: TableSchema) -> dict[str, Any]:
-    """Return the polars types of all columns of ``schema``, by name."""
+    """Return the polars types of the columns of ``schema``, by column name."""
     return {name: column.dtype for name, column in schema.columns.items()}
 
 
 def read_table(path: AnyPath, schema: TableSchema, without: Collection[str] = ()) -> pl.DataFrame:
-    """Read the table at ``path``, check it against ``schema`` and return it without the columns ``without``.
+    """Read the table at ``path``, check it against ``schema``, and return it.
+
+    The columns named in ``without`` are removed from the result; the file has them.
 
     Raises:
         DataError: the file is missing, unreadable, changed since its stage wrote it, or does not fit; the message
@@ -162,11 +165,10 @@ def read_table(path: AnyPath, schema: TableSchema, without: Collection[str] = ()
 
 
 def csv_for_people(frame: pl.DataFrame, *, header: bool = True) -> str:
-    """Return ``frame`` as CSV text in which a spreadsheet finds no formula.
+    """Return ``frame`` as CSV text that is safe to open in a spreadsheet; ``header`` adds a line of column names.
 
-    A text that a spreadsheet would run as a formula gets an apostrophe in front. A formula begins with ``=``, ``+``,
-    ``-``, ``@``, a tab or a carriage return. Numbers stored as text stay unchanged. Use ``write_table`` for tables that
-    a stage reads.
+    A spreadsheet runs a text as a formula if it begins with ``=``, ``+``, ``-``, ``@``, a tab or a carriage return. An
+    apostrophe is put before such a text, unless it is a number. Use ``write_table`` for tables that a stage reads.
     """
     text = pl.col(pl.String)
     is_formula = text.str.contains(r"(?s)^[=+\-@\t\r].") & text.cast(pl.Float64, strict=False).is_null()
@@ -193,10 +195,10 @@ _KINDS: Mapping[str, Column] = {
 
 
 def _column(text: str) -> Column:
-    """Return the column of a declaration such as ``text null``.
+    """Return the column that a declaration such as ``text null`` describes.
 
-    The first word is a key of ``_KINDS``, or the allowed texts such as ``real|fake``. ``unique`` and ``null`` may
-    follow.
+    The first word of ``text`` is a key of ``_KINDS``, or a list of allowed values such as ``real|fake``. The words
+    ``unique`` (no value repeats) and ``null`` (values may be missing) may follow.
     """
     kind, *marks = text.split()
     words = kind.split("|")
@@ -205,10 +207,10 @@ def _column(text: str) -> Column:
 
 
 def _table(name: str, key: Sequence[str] = (), /, **columns: str | Column) -> TableSchema:
-    """Return a schema that allows exactly these columns, in this order.
+    """Return the schema ``name`` that allows exactly ``columns``, in this order.
 
-    The combined values of the columns in ``key`` must be unique in each row; empty: no columns. A column may be given
-    as text, as ``_column`` takes it.
+    No two rows may have the same values in all columns of ``key``; empty: not checked. A column is a ``Column``, or a
+    text for ``_column``.
     """
     made = {column: _column(kind) if isinstance(kind, str) else kind for column, kind in columns.items()}
     return TableSchema(name, made, tuple(key))

@@ -1,7 +1,8 @@
-"""Declare the tasks of runs and their stages as plain data.
+"""Declare the tasks of runs, their stages and the protocols as plain data.
 
-A stage is the work of one notebook. A task consists of its declaration here and of a folder ``fvc_lib/tasks/NAME/``,
-whose module ``training`` defines the function that ``TaskSpec.trainer`` names. A run has the stages of its task.
+A task is a learning problem, such as detecting fake videos; a run solves one task. A stage is the work of one notebook
+of a run. A task consists of its declaration here and of a folder ``fvc_lib/tasks/NAME/``, whose module ``training``
+defines the function that ``TaskSpec.trainer`` names.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +38,10 @@ Files = Callable[[RunPaths, int | None], Sequence[Path]]
 
 
 def _files(*names: str) -> Files:
-    """Return a function of a run and a fold that returns the run's paths with these ``names`` in ``RunPaths``."""
+    """Return a function that returns the paths of a run's files for ``Stage.inputs`` or ``Stage.outputs``.
+
+    ``names`` are names of attributes of ``RunPaths``. The function takes a run and a fold, which it ignores.
+    """
     return lambda run, _fold: tuple(getattr(run, name) for name in names)
 
 
@@ -47,23 +51,24 @@ class Stage:
 
     Attributes:
         name: name of the notebook, without suffix.
-        needs: names of stages that come before this one, if the run has them.
-        inputs: returns the files that the stage reads, for a run and a fold (None without folds).
-        outputs: returns the files that the stage writes for later stages. The stage is finished when they exist and fit
-            their schemas, and its inputs, parameters and code are unchanged.
+        needs: names of stages that must finish before this one, if the run has them.
+        inputs: function of a run and a fold (None without folds); returns the paths of the files that the stage reads.
+        outputs: function with the same arguments; returns the paths of the files that the stage writes for later
+            stages. The stage is finished when they exist and fit their schemas, and its inputs, parameters and code are
+            unchanged.
         per_fold: whether the stage runs once per outer fold.
-        sharded: returns for a configuration whether many jobs (shards) may do the stage's work on files or clips in
-            advance, and store the results in caches.
+        sharded: function of a configuration; returns whether several jobs (shards) may compute the stage's results for
+            files or clips in advance. They store these results in caches.
         trains: whether the stage trains: it uses ranks (processes) and GPUs, and writes checkpoints.
         tasks: names of the tasks whose runs have this stage.
         schemas: names of schemas in ``services.tables``, one per output in order; empty: the outputs are no tables.
         report_rank: sort key of the stage's section in a report.
-        beside: returns further files, which not every run has. The stage's record lists them. A repetition of the stage
-            moves them away.
-        when: returns for a configuration (``RunConfig``) whether the run has this stage.
+        beside: function with the same arguments as ``inputs``; returns the paths of further output files, which not
+            every run has. The stage's record lists them. Before the stage is repeated, they are moved away.
+        when: function of a configuration (``RunConfig``); returns whether the run has this stage.
         when_words: end of a sentence that says which runs have the stage; empty: all runs of its tasks.
-        needs_when: names of further stages that come before this one. The function by name returns for a configuration
-            whether this stage reads their results.
+        needs_when: names of further stages that must finish before this one. The function under a name takes a
+            configuration, and returns whether this stage reads the results of that stage.
     """
 
     name: str
@@ -83,7 +88,7 @@ class Stage:
 
     @property
     def comes_after(self) -> tuple[str, ...]:
-        """The names of all stages that come before this one in a run that has them."""
+        """The names of all stages that must finish before this one, in a run that has them."""
         return (*self.needs, *self.needs_when)
 
     def reads(self, config: Any) -> set[str]:
@@ -92,7 +97,7 @@ class Stage:
 
     @property
     def training_module(self) -> str:
-        """The dotted name of the module with the training function; empty for a stage that does not train.
+        """The dotted name of the module with the task's training function; empty for a stage that does not train.
 
         Import the module only when needed: torch takes seconds.
         """
@@ -373,10 +378,10 @@ LENGTH_MATCHED, METADATA_MATCHED = "length_matched", "metadata_matched"
 
 @dataclass(frozen=True)
 class ProtocolSpec:
-    """A protocol: a way to divide a corpus into training and test videos.
+    """A protocol: a rule that divides a corpus into training, validation and test videos.
 
-    ``trains_once``: there is a single training instead of one per fold. ``meaning`` is the text after a colon in
-    messages.
+    ``meaning`` explains the protocol in messages, after its name and a colon. ``trains_once`` says whether there is a
+    single training instead of one per fold.
     """
 
     name: str

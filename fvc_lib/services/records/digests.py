@@ -30,12 +30,18 @@ _LOGS = ("metrics/", "memory/", "notebooks/")  # may grow after the stage: only 
 
 
 def is_log(name: str) -> bool:
-    """Return whether the file ``name`` (path in the run) is a log. A damaged log does not make its stage run again."""
+    """Return whether the file ``name`` (path in the run folder) is a log or an executed notebook.
+
+    Such a file may grow after its stage. If it is damaged, its stage does not run again.
+    """
     return name.startswith(_LOGS)
 
 
 def listed(paths: Iterable[Path], root: Path) -> dict[str, dict[str, Any]]:
-    """Return ``sha256`` and ``num_bytes`` of every existing file in ``paths``, by path relative to ``root``."""
+    """Return the entries of a record for the existing files in ``paths``, by path relative to ``root``.
+
+    An entry is a dict with the file's ``sha256`` (hexadecimal) and its size ``num_bytes``.
+    """
     sizes = {path: path.stat().st_size for path in paths if path.is_file()}
     return {
         str(path.relative_to(root)): {"sha256": content_hash(path, size), "num_bytes": size}
@@ -87,7 +93,7 @@ def _records(root: Path) -> list[Path]:
 
 
 def _listed_in(root: Path) -> Iterator[_Listed]:
-    """Yield the entries of all undamaged records of the run in ``root``."""
+    """Yield the entries of all records of the run in ``root``, without the entries of damaged records."""
     for record in _records(root):
         document = read_document(record)  # nothing of a damaged one: ``run_damage`` says so
         if digests := document.get("params_sha256"):
@@ -97,10 +103,10 @@ def _listed_in(root: Path) -> Iterator[_Listed]:
 
 
 def _listed_as(path: Path) -> _Listed | None:
-    """Return the entry of the file ``path`` in the records of its run; None if it has no entry or belongs to no run.
+    """Return the entry of the file ``path`` in the records of its run; None if it has no entry or is in no run folder.
 
     Raises:
-        DataError: the record that should have the entry is damaged.
+        DataError: ``path`` is ``params.yaml``, and ``run.json``, which has its digest, is damaged.
     """
     path = path.absolute()
     root = next((folder for folder in path.parents if (folder / "run.json").is_file()), None)
@@ -112,9 +118,10 @@ def _listed_as(path: Path) -> _Listed | None:
 
 
 def note_rewritten(path: Path, content: Path) -> None:
-    """Delete the entry of ``path`` from its record, if the new file ``content`` differs from the entry.
+    """Delete the entry of the file ``path`` from its record if its new content differs from the entry.
 
-    ``content`` is a temporary file that will replace ``path``. An interactive notebook may rewrite a table in this way.
+    ``content`` is the path of the temporary file that will replace ``path``. An interactive notebook may rewrite a
+    table in this way.
     """
     found = _listed_as(path)
     if found is not None and sha256_of_file(content) not in found.digests:
@@ -124,16 +131,22 @@ def note_rewritten(path: Path, content: Path) -> None:
 
 
 def undamaged_content(path: Path) -> bytes:
-    """Return the bytes of ``path`` after checking its digest; raises like ``undamaged_file``."""
+    """Return the content of the file ``path`` after checking its digest against the record of its run.
+
+    Raises:
+        DataError: the digest differs from the record, or the record is damaged; the message has the remedy.
+        OSError: the file cannot be read.
+    """
     with undamaged_file(path) as stream:
         return stream.read()
 
 
 @contextmanager
 def undamaged_file(path: Path) -> Iterator[BinaryIO]:
-    """Check the digest of the file ``path`` against the record of its run, and open the file for reading.
+    """Check the digest of the file ``path`` against the record of its run, and yield the open file for reading.
 
-    The opened content is the checked one, even if another file replaces ``path`` meanwhile.
+    A file without an entry in a record is not checked. The yielded content is the checked content, even if another file
+    replaces ``path`` meanwhile.
 
     Raises:
         DataError: the digest differs from the record, or the record is damaged; the message has the remedy.
@@ -148,9 +161,9 @@ def undamaged_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def damage_of(path: Path) -> str:
-    """Return a message if the file at ``path`` differs from its entry in a record.
+    """Return a message with the remedy if the file ``path`` differs from its entry in a record of its run.
 
-    The message is empty if the file does not differ or has no entry.
+    The message is empty if the file equals its entry, has no entry, or does not exist.
     """
     found = _listed_as(path)
     return found.damage() if found is not None and found.is_damaged() else ""
@@ -163,7 +176,7 @@ _OWN = "document_sha256"
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Write ``document`` as JSON to ``path`` atomically, with a digest of its content as an additional field."""
+    """Write ``document`` as JSON to ``path`` atomically, with a SHA-256 of its content as a further field."""
     known = _content(document)
     write_json(path, {**known, _OWN: sha256_of_json(known)})
 
@@ -210,14 +223,20 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def run_damage(root: Path, *, logs: bool = True) -> list[str]:
-    """Return one message per damaged file of the run in ``root``; ``logs`` includes the logs."""
+    """Return one message per damaged file of the run in ``root``.
+
+    ``logs`` says whether logs and executed notebooks are checked too.
+    """
     documents = map(_damage_of_document, [root / "status.json", *_records(root)])
     files = [entry for entry in _listed_in(root) if logs or not is_log(entry.name)]
     return [*filter(None, documents), *(entry.damage() for entry in files if entry.is_damaged())]
 
 
 def refuse_damaged(*roots: Path, logs: bool = True) -> None:
-    """Raise ``DataError`` if files of the runs in ``roots`` are damaged; the message names all of them."""
+    """Raise ``DataError`` if files of the runs in ``roots`` are damaged; the message names all damaged files.
+
+    ``logs`` says whether logs and executed notebooks are checked too.
+    """
     damage = [message for root in roots for message in run_damage(root, logs=logs)]
     if damage:
         raise DataError("\n".join(damage))

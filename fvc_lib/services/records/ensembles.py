@@ -1,7 +1,7 @@
 """Read the records of ensembles. An ensemble combines the scores of several finished runs, its members.
 
-An ensemble's folder has tables at the same paths as a run, but no ``run.json``: it cannot be resumed, and the trained
-weights lie in its members. Its record is written last, so a folder with a record is complete.
+An ensemble's folder has tables at the same paths as a run folder, but no ``run.json``. It cannot be resumed, and the
+trained weights are in the folders of its members. Its record is written last, so a folder with a record is complete.
 """
 
 from pathlib import Path
@@ -31,8 +31,8 @@ class MemberRecord(_Strict):
         run_id: name of the run folder.
         path: path of the run folder, relative to the ensemble's folder.
         detector: index in ``EnsembleRecord.detectors``; runs that differ only in their seed share a detector.
-        model: the run's model.
-        seed: the run's seed.
+        model: the run's parameter ``model``.
+        seed: the run's parameter ``seed``.
         weights: digest of the weights (``weights_digest``) per fold; empty if the run has no weights.
     """
 
@@ -50,9 +50,9 @@ class FoldRule(_Strict):
     Attributes:
         weights: weight per detector.
         intercept: number added to the weighted sum.
-        threshold: score from which a video counts as fake.
-        base_rate: share of fakes for which the scores are probabilities; None: unknown.
-        num_videos: number of videos to which stacking was fitted; 0 for a mean.
+        threshold: a video with this score or a higher one counts as fake.
+        base_rate: share of fakes among all videos for which the scores are calibrated probabilities; None: unknown.
+        num_videos: number of videos to which the weights were fitted (stacking); 0 for a mean.
         num_groups: number of groups of these videos; 0 for a mean.
     """
 
@@ -65,8 +65,9 @@ class FoldRule(_Strict):
 
 
 class EnsembleRecord(_Strict):
-    """The content of ``ensemble.json``.
+    """The content of ``ensemble.json``, the record of an ensemble.
 
+    ``detectors`` has one name per detector (runs that differ only in their seed), and ``folds`` one rule per fold.
     ``files`` has the SHA-256 of parameters, results and tables, by path in the ensemble's folder.
     """
 
@@ -88,7 +89,7 @@ class EnsembleRecord(_Strict):
 
     @property
     def detector_of_member(self) -> list[int]:
-        """The index in ``detectors`` of every member."""
+        """The index in ``detectors`` for every member, in the order of ``members``."""
         return [member.detector for member in self.members]
 
     @property
