@@ -69,10 +69,13 @@ def status(run: str, runs_dir: Path) -> None:
 
 
 def _show_jobs(folder: Path) -> list[JobState]:
-    """Print the progress of submitted shards (shares of a stage's files), and the jobs in SLURM's queue.
+    """Print the progress of submitted shards (shares of a stage's files), and the state of the jobs in SLURM's queue.
+
+    Args:
+        folder: the run folder, or the output folder of ``predict``.
 
     Returns:
-        The states of these jobs.
+        The states of the jobs that were submitted for ``folder`` and that the queue still lists.
     """
     shards = {job.stages[0]: job.shards for job in submitted_jobs(folder) if job.shards}
     for name, number in shards.items():
@@ -114,7 +117,7 @@ def compare(runs: tuple[str, ...], metric: str, runs_dir: Path) -> None:
 
 
 def report_run(run: RunPaths) -> int:
-    """Write the run's pages and print its results in a few lines.
+    """Write the run's report and the list of all runs as web pages, and print the run's results in a few lines.
 
     Returns:
         The exit code: 1 if a page could not be written, 3 if a file that the pages show is damaged, else 0.
@@ -209,9 +212,9 @@ _DETECTOR_ROW = "{:<23.23}  {:<10}  {:<8}  {:<10}  {:<13.13}  {:<34.34}  {}"
 def features(family: str | None) -> None:
     """List the families of forensic features and their features; with FAMILY only this family.
 
-    A feature has a column, a unit and a meaning; a family has a paper. Values of tiles and frames are pooled over a
-    video, and the name of the pool ends the column's name. Features of packets are not pooled. With -p feature_families
-    A,B a run measures only these families.
+    The list has the column, unit and meaning of every feature, and the paper of every family. Values of tiles (parts of
+    a frame) and frames are pooled over a video, for example to their mean. The name of the pool ends the column's name.
+    Features of packets are not pooled. With -p feature_families A,B a run measures only these families.
     """
     from fvc_lib.video.features.family import POOLS, families_named
 
@@ -239,9 +242,9 @@ _MEASURED_ON = {"tiles": "tiles of single frames", "pairs": "neighbouring frames
 def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...]) -> None:
     """List the public corpora that -p corpus reads as they unpack, with their terms and where to get them.
 
-    PATH is a folder, a manifest (a table of videos) or a pattern of tars. With PATH the command shows which layout it
-    recognises. It counts the videos by corpus, label, generator, manipulation, source of the reals and official part,
-    and the stated groups. No video is opened.
+    PATH is a folder, a manifest (a table of videos) or a pattern of tars. With PATH the command shows which layout of
+    files it recognises. It counts the groups, and the videos by corpus, label, generator, manipulation, source of the
+    real videos, and part of the corpus's official split. No video is opened.
 
     Exit codes: 0 ok, 2 PATH is no corpus, 3 no detector can be trained on it.
     """
@@ -283,7 +286,10 @@ def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tup
 
 
 def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
-    """Print each stage's notebook with its parameters, their defaults and meanings."""
+    """Print each stage's notebook with its parameters, their defaults and meanings, then all other parameters.
+
+    ``notebooks`` is ``{stage name: notebook}`` for all stages.
+    """
     for stage in STAGES:
         notebook = notebooks[stage.name]
         click.echo(f"{stage.name}: {notebook.title} (task {', '.join(stage.tasks)})")
@@ -339,9 +345,9 @@ def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str
 
 
 def export_when_asked(run: RunPaths, config: RunConfig) -> None:
-    """Export ``run`` to MLflow if parameter ``tracker`` is ``mlflow``.
+    """Export ``run`` to MLflow if the parameter ``tracker`` in ``config`` is ``mlflow``.
 
-    An error only prints a warning with the command that repeats the export.
+    If the export fails, only a warning is printed, with the command that repeats the export.
     """
     if config.tracker != "mlflow":
         return
@@ -353,7 +359,7 @@ def export_when_asked(run: RunPaths, config: RunConfig) -> None:
 
 
 def run_content(run: RunPaths) -> "RunContent":
-    """Read everything of ``run`` that is exported to MLflow, from what it has recorded so far."""
+    """Read the results, tables, records and files of a run that are exported to MLflow; the run may be unfinished."""
     from fvc_lib.analysis.mlflow import TABLES, content_of
     from fvc_lib.analysis.read.headline import run_headline
     from fvc_lib.analysis.read.queries import SQL_TABLES
@@ -441,7 +447,11 @@ def clean(yes: bool, days: float, models: bool, runs_dir: Path | None) -> None:
 
 
 def _state(run: RunPaths) -> str:
-    """Return the state of a run; ``busy`` if a process works on it, if it waits, or if its status cannot be read."""
+    """Return the state of a run for ``clean``, such as ``done`` or ``failed``.
+
+    It is ``busy`` if a process works on the run, if the run waits for jobs or a resumption, or if its status cannot be
+    read.
+    """
     with suppress(FvcError, OSError):
         state = status_now(run).state
         return "busy" if state in ("waiting", "requeue") or is_worked_on(run.root) else state
@@ -449,11 +459,13 @@ def _state(run: RunPaths) -> str:
 
 
 def _parts_of_run(run: RunPaths, before: float, *, models: bool) -> Iterator[_Part]:
-    """Yield the part of a finished run that can be deleted; nothing if there is none.
+    """Yield the part of a finished run that can be deleted: files of superseded attempts, and perhaps weights.
+
+    Nothing is yielded if there are no such files, or if the run finished later than ``before``.
 
     Args:
         run: the run.
-        before: only a run that finished before this time counts, in seconds since 1970.
+        before: a time in seconds since 1970.
         models: whether all trained weights can be deleted, too.
     """
     superseded = _files(run.superseded)
@@ -472,9 +484,13 @@ def _parts_of_run(run: RunPaths, before: float, *, models: bool) -> Iterator[_Pa
 
 
 def _parts_of_cache(cache: Path, before: float) -> Iterator[_Part]:
-    """Yield the parts of the folder ``cache`` that were last used before the time ``before``, in seconds since 1970.
+    """Yield the parts of the cache that can be deleted, because they were last used before a time.
 
     They are sets of clips, features and re-encoded videos, and folders of forensic measurements.
+
+    Args:
+        cache: the cache's folder.
+        before: the time, in seconds since 1970.
     """
     from fvc_lib.video.clips.store import prune_set, stored_sets  # PyAV takes a moment to load
     from fvc_lib.video.features.measuring import FEATURES_FOLDER

@@ -1,4 +1,7 @@
-"""The command line: the options of ``run_notebooks.py``, which begin a run, and its sub-commands."""
+"""The command line of ``run_notebooks.py``: its sub-commands, and the options that begin a run without a sub-command.
+
+Every error of a command becomes a message and an exit code.
+"""
 
 import errno
 import re
@@ -33,7 +36,7 @@ EXIT_CODES = (
 
 
 def _unforeseen(error: Exception) -> int:
-    """Print an unforeseen error, and write its traceback into a file that the message names.
+    """Print an error that FVC does not expect, and write its traceback into a temporary file that the message names.
 
     Returns:
         The exit code: 137 if memory ran out, else 1.
@@ -56,9 +59,9 @@ _CURSOR = re.compile(r"(\r|\x1b\[(\d*[AJK]|\?25[hl]))*")
 
 
 class _Terminal:
-    """A text stream that writes control characters as readable escape sequences.
+    """Wraps a text stream, and writes control characters as readable escape sequences.
 
-    So a file's name cannot control the terminal. Sequences that redraw a progress line (``_CURSOR``) stay.
+    So a file's name cannot control the terminal. Sequences that redraw a progress line (``_CURSOR``) are not changed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -80,7 +83,7 @@ class Commands(click.Group):
     """A group of commands that turns every error into a message and an exit code."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options.
+        """Parse the options, as the method of ``click.Group`` does.
 
         Raises:
             click.NoSuchOption: an option is unknown. If it is the name of a parameter, the message shows how to give
@@ -98,10 +101,11 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that ``args`` begins with.
+        """Return the name of the command that ``args`` begins with, the command, and the remaining arguments.
 
         Raises:
-            UsageError: there is no such command. The message also shows how to give a corpus, in case it is a path.
+            UsageError: there is no such command. The message also shows how to give a corpus, because the word may be
+                the path of a corpus.
         """
         if self.get_command(ctx, args[0]) is None:
             corpus, near = command_text("-p", "corpus", args[0]), did_you_mean(args[0], self.commands)

@@ -1,4 +1,7 @@
-"""Execute notebooks that belong to no stage of a run: ``audit``, ``ensemble``, ``robustness`` and comparisons."""
+"""Execute notebooks that are no stage of a run, and the commands ``audit``, ``ensemble`` and ``robustness`` that do so.
+
+The record of such a command is the executed notebook.
+"""
 
 import os
 import re
@@ -48,7 +51,7 @@ def execute_record(
     progress: Path | None = None,
     record: Path | None = None,
 ) -> int:
-    """Execute a notebook, write a page of it that opens offline, and print its answer, or an error if it fails.
+    """Execute a notebook, write a web page of it that opens offline, and print its answer, or an error if it fails.
 
     Args:
         name: the notebook's file name without suffix.
@@ -57,9 +60,9 @@ def execute_record(
         runs_dir: the runs folder that the notebook uses.
         product: word for what the notebook makes, for example ``audit``; the page is ``folder/audit.html``.
         title: the page's title; empty: no page.
-        answer: a file that the notebook writes, one sentence per line; the page begins with the first sentence. None:
-            no such file.
-        progress: the progress file that the notebook writes; its content is shown while the notebook runs. SIGUSR1
+        answer: a file into which the notebook writes its results, one sentence per line. All sentences are printed, and
+            the page begins with the first one. None: no such file.
+        progress: the file into which the notebook writes its progress, which is shown while the notebook runs. SIGUSR1
             and SIGTERM then interrupt the kernel, because a repeated call continues the work. None: no such file.
         record: path of the executed notebook; None: ``folder/name.ipynb``.
 
@@ -104,9 +107,9 @@ def execute_record(
 
 @contextmanager
 def _shown(path: Path) -> Iterator[None]:
-    """Show the progress file ``path`` during the block, as a bar on a terminal, else as a line every 30 s.
+    """Show the progress that another process writes into ``path`` during the block.
 
-    The file is deleted before and after the block.
+    It is shown as bars on a terminal, else as a line every 30 s. The file is deleted before and after the block.
     """
     path.unlink(missing_ok=True)
     ended = threading.Event()
@@ -143,7 +146,7 @@ def prepare_folder(folder: Path, name: str, files: Sequence[str]) -> None:
     Args:
         folder: path of the folder.
         name: the notebook's file name without suffix.
-        files: names of the output files to delete, so that they cannot be taken for new ones.
+        files: names of the output files to delete, so that old files cannot be taken for new ones.
 
     Raises:
         UsageError: the folder has files, but no executed notebook ``name``.
@@ -205,8 +208,9 @@ def audit(
     video,label,group,generator,det_a,det_b        a column per detector; a cell may be empty
     video,label,detector,score                     a row per video and detector
 
-    'video' is an id or a path. Labels are real and fake. 'group' names videos that belong together. The columns group,
-    generator, real_source and corpus may be missing; the audit then names what it cannot show. Higher scores mean fake.
+    'video' is an id or a path. Labels are real and fake. Videos with the same 'group' belong together, for example
+    because they show the same scene. The columns group, generator, real_source and corpus may be missing. The audit then
+    names the results that need them. Higher scores mean fake.
 
     \b
     python run_notebooks.py audit scores.csv

@@ -71,7 +71,7 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path) -> None:
 
 @contextmanager
 def stop_on_signals(kernels: Sequence[int] = ()) -> Iterator[list[signal.Signals]]:
-    """Stop the block when SIGTERM or SIGUSR1 comes: interrupt the running kernel, or else raise an error.
+    """Stop the block when SIGTERM or SIGUSR1 comes: interrupt the running kernel, or raise an error if none runs.
 
     Args:
         kernels: process ids of the kernels that the block starts, the running one last.
@@ -100,7 +100,14 @@ def stop_on_signals(kernels: Sequence[int] = ()) -> Iterator[list[signal.Signals
 
 
 def _probe(config: RunConfig, shard: Shard, report: Report, *, writer: str) -> None:
-    """Probe the files of ``shard``; ``writer`` names this process in the cache."""
+    """Read the properties of the files of ``shard`` (length, size, codec) into the cache of the stage ``01_data_index``.
+
+    Args:
+        config: the run's parameters.
+        shard: the shard.
+        report: called with the number of finished files and of all files of the shard.
+        writer: name for the files that this process writes into the cache, different from that of other processes.
+    """
     from fvc_lib.corpus.index import files_of, probe_listing  # polars takes a second to load
     from fvc_lib.corpus.probing import measured_again
     from fvc_lib.corpus.samples.videos import run_listing
@@ -118,7 +125,7 @@ def _probe(config: RunConfig, shard: Shard, report: Report, *, writer: str) -> N
 
 
 def _mine(index: Path, shard: Shard) -> pl.DataFrame:
-    """Return the rows of the table ``index`` whose files belong to ``shard``."""
+    """Read the table of a run's videos from the file ``index``, and return the rows whose files belong to ``shard``."""
     rows = read_table(index, INDEX)
     return rows.filter([shard.has(content) for content in rows["content_sha256"]])
 
@@ -141,7 +148,14 @@ def _measure(config: RunConfig, mine: pl.DataFrame, recipe: str, report: Report)
 
 
 def _compute_features(config: RunConfig, made: pl.DataFrame, shard: Shard, report: Report) -> None:
-    """Compute a frozen trunk's features of the clips in ``made``, the table of augmented clips, for ``shard``."""
+    """Compute the features of a frozen trunk (a network's pretrained part) for the clips of ``shard``, into the cache.
+
+    Args:
+        config: the run's parameters.
+        made: the table of all augmented clips of the run.
+        shard: the shard.
+        report: called with the number of finished clips and of all clips of the shard.
+    """
     from fvc_lib.detectors.classical import trunk_config
     from fvc_lib.engine.device import resolve_device
     from fvc_lib.tasks.video.data import made_clips, open_clips

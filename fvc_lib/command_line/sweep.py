@@ -64,9 +64,11 @@ class Combination:
         return "finished" if is_done else "unfinished"
 
     def command(self, jobs: int | None, executor: Executor) -> RunCommand:
-        """Return the command that begins the run, or resumes it if there is one.
+        """Return the command that begins the run of this combination, or resumes it if ``folder`` is set.
 
-        ``jobs`` is the number of folds to train at once; None: ``auto``.
+        Args:
+            jobs: number of folds to train at once; None: ``auto``.
+            executor: ``local``, or ``slurm`` to submit the run as jobs.
         """
         resume = str(self.folder) if self.folder else None
         return RunCommand(NOTEBOOKS, RunOptions(resume=resume, jobs=jobs, executor=executor), self.given)
@@ -107,7 +109,7 @@ def combinations(
     *,
     experiment: str = "sweep",
 ) -> list[Combination]:
-    """Return every combination of the values in ``over``, without making a run. Equal combinations count once.
+    """Return every combination of the values in ``over``, in order, without making a run. Equal ones count once.
 
     Args:
         over: pairs of --over, as in ``values_to_sweep``.
@@ -142,7 +144,9 @@ def combinations(
 
 
 def compare(members: Sequence[Combination]) -> int:
-    """Execute the comparison notebook on the runs of ``members``, and write its page.
+    """Execute the notebook that compares the runs of ``members``, and write its page and the list of all runs.
+
+    Combinations without a run are listed in the comparison with their exit codes.
 
     Returns:
         The exit code: 1 if the notebook fails, else 0.
@@ -170,7 +174,7 @@ def compare(members: Sequence[Combination]) -> int:
 
 
 def show(members: Sequence[Combination]) -> list[str]:
-    """Print the name, state and run id of every combination, and return the states in the order of ``members``."""
+    """Print the name, state and run id of every combination, and return the states as in ``Combination.find``."""
     states = [member.find() for member in members]
     folder = Path(members[0].given.config.runs_dir) / members[0].given.config.experiment
     click.echo(f"{len(members)} runs on the same folds, {states.count('finished')} of them finished, in {folder}")
@@ -186,8 +190,13 @@ def execute(members: Sequence[Combination], jobs: int | None, executor: Executor
     If a run fails, the other runs are still made. The first combination with a finished run is the reference of the
     comparison. There is no comparison while jobs are at work.
 
+    Args:
+        members: the combinations.
+        jobs: number of folds to train at once; None: ``auto``.
+        executor: ``local``, or ``slurm`` to submit the runs as jobs.
+
     Returns:
-        The exit code: of a stopped run, else of the first run that failed, else of the comparison.
+        The exit code of a run that was stopped, else of the first run that failed, else of the comparison.
     """
     again = command_text(*sys.argv[1:])
     for member in members:
