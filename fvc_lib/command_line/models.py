@@ -54,15 +54,15 @@ def find_model(runs_dir: str | Path, name: str) -> Path:
 def load_detector(path: str | Path, *, allow_code: bool = False, final: bool = False) -> "Predictor":
     """Return the predictor of a bundle, a finished run or an ensemble, of any task.
 
-    ``load_detector("bundle_run_...").predict(["one.mp4", "two.mp4"])`` returns one row per file. ``values`` of a row is
-    ``{column: value}``.
+    ``load_detector("bundle_run_...").predict(["one.mp4", "two.mp4"])`` returns one row per file. The attribute
+    ``values`` of a row is ``{column: value}``.
 
     Args:
         path: path of the bundle, run or ensemble, or ``models:/NAME@ALIAS`` of MLflow's registry.
         allow_code: whether Python code in a bundle may run: a network or a crop that the bundle's author wrote. A run
             does not need it, because the run's code is already on this machine.
-        final: True: the network that the run trained on all groups (``train_final``) judges. False: the networks of the
-            folds judge. Not needed for a bundle of the network trained on all groups.
+        final: True: use the network that the run trained on all groups (``train_final``). False: use the networks of
+            the folds. A bundle always uses the networks that it has.
 
     Raises:
         UsageError: the path is neither a bundle nor a run, the bundle is damaged or unsafe, or the run is unfinished.
@@ -88,7 +88,7 @@ def load_detector(path: str | Path, *, allow_code: bool = False, final: bool = F
 
 
 def verdict_detector(path: str | Path, *, allow_code: bool = False, final: bool = False) -> "VideoDetector":
-    """Return the detector of a model, loaded as in ``load_detector``.
+    """Return the video detector of a bundle, finished run or ensemble, loaded as in ``load_detector``.
 
     Raises:
         UsageError: as in ``load_detector``, or the model is no video detector and gives no verdicts.
@@ -102,10 +102,9 @@ def verdict_detector(path: str | Path, *, allow_code: bool = False, final: bool 
 
 
 def standing_of_run(run: RunPaths) -> "Standing":
-    """Return how good a run or ensemble is.
+    """Return how a run's or ensemble's model compares with its controls (models that can use only shortcuts).
 
-    The result has the first sentences of the report, and the scores of the model and of its controls, with intervals. A
-    control is a model that can use only shortcuts, such as the file's metadata.
+    The result has the first sentences of the report, and the scores of the model and of its controls, with intervals.
     """
     from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, run_headline, worth_of
     from fvc_lib.analysis.read.runs import read_tables
@@ -198,7 +197,8 @@ def write_run_bundle(run: RunPaths, target: Path, *, final: bool = False) -> tup
         final: whether the bundle gets the network trained on all groups instead of the folds' networks.
 
     Returns:
-        The number of networks, and the sentence that says whether the model is better than its controls.
+        The number of networks, and a sentence that says whether the model is better than its controls (models that can
+        use only shortcuts).
 
     Raises:
         UsageError, FvcError, OSError: as in ``predictor_of`` and ``write_bundle``.
@@ -225,8 +225,11 @@ def write_run_bundle(run: RunPaths, target: Path, *, final: bool = False) -> tup
 def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> str:
     """Return the README of a bundle in the format of the Hugging Face hub: YAML between dashes, then Markdown.
 
-    If ``final`` is true, the card describes the network trained on all groups. It says that the numbers were measured
-    with the folds' networks.
+    Args:
+        run: the run or ensemble.
+        standing: how the model compares with its controls (models that can use only shortcuts).
+        final: whether the bundle has the network trained on all groups. The card then says that its numbers were
+            measured with the folds' networks.
     """
     from fvc_lib.analysis.read.headline import run_headline
     from fvc_lib.tasks.video.verdicts.rule import TAKEN_OVER, WORTH
@@ -270,9 +273,13 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
 
 
 def _training(run: RunPaths) -> list[str]:
-    """Return lines of Markdown on the training.
+    """Return the model card's lines of Markdown on the training.
 
-    An ensemble has a line per member. A run has lines on the network: number of parameters, notes, licences and paper.
+    An ensemble has a line per member: model, seed and weight. A run has lines on the network: number of parameters,
+    notes, licences and paper.
+
+    Raises:
+        DataError: the record of a run's training is missing or damaged.
     """
     from fvc_lib.engine.training_state import TrainingRecord
     from fvc_lib.services.registry import BACKBONES, DETECTORS

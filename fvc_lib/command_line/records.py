@@ -209,8 +209,8 @@ def audit(
     video,label,detector,score                     a row per video and detector
 
     'video' is an id or a path. Labels are real and fake. Videos with the same 'group' belong together, for example
-    because they show the same scene. The columns group, generator, real_source and corpus may be missing. The audit then
-    names the results that need them. Higher scores mean fake.
+    because they show the same scene. The columns group, generator, real_source and corpus may be missing; the audit
+    then names the results that need them. Higher scores mean fake.
 
     \b
     python run_notebooks.py audit scores.csv

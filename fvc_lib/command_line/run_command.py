@@ -47,7 +47,7 @@ Executor = Literal["local", "slurm"]
 
 
 class Jobs(click.ParamType[int | None]):
-    """The type of ``--jobs``: a number of folds to train at once, or ``auto``, which becomes None."""
+    """The click type of the option ``--jobs``: a number of folds to train at once, or ``auto``, which becomes None."""
 
     name = "N|auto"
 
@@ -58,7 +58,7 @@ class Jobs(click.ParamType[int | None]):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of a command that runs notebooks. A field has the name of its option, but ``start`` is ``--from``."""
+    """The options of a command that runs notebooks. Fields have the options' names, but ``start`` is ``--from``."""
 
     experiment: str | None = None
     resume: str | None = None
@@ -104,6 +104,13 @@ class RunCommand:
         options: the options.
         given: the parameters that the command was given.
 
+    Attributes:
+        options: the options.
+        config: the configuration with which the run is begun or resumed.
+        run: the run to resume; None for a new run, until ``execute`` has created it.
+        ancestor: the run to fork; None: no fork.
+        notebooks: ``{stage name: notebook}``.
+
     Raises:
         UsageError: options exclude each other, there is no such run, or a parameter differs from the run's value and
             could change its results.
@@ -147,7 +154,7 @@ class RunCommand:
         )  # fmt: skip
 
     def refuse(self) -> None:
-        """Raise the errors that ``execute`` would raise before it begins, and write nothing.
+        """Check everything that ``execute`` checks before it begins, and write nothing.
 
         Raises:
             UsageError: another process works on the run, a new run cannot be created, or a network or class that the
@@ -165,7 +172,11 @@ class RunCommand:
             _refuse_broken_choice(self.config)
 
     def show(self) -> None:
-        """Print the plan and write nothing; raise the errors that ``execute`` would raise before it begins."""
+        """Print the plan (and the batch scripts for SLURM), and write nothing.
+
+        Raises:
+            UsageError, DataError: as in ``refuse``.
+        """
         self.refuse()
         plan, folder = self.plan(), Path(self.config.runs_dir) / self.config.experiment
         self._describe(plan)
@@ -180,7 +191,12 @@ class RunCommand:
             click.echo(describe(self._slurm_jobs(plan, site), planned_folder, site))
 
     def execute(self) -> int:
-        """Run the plan on this machine, or submit it as jobs of SLURM, and return the exit code."""
+        """Run the plan on this machine, or submit it as jobs of SLURM, and return the exit code.
+
+        Raises:
+            UsageError, DataError: as in ``refuse``.
+            SlurmError: SLURM is missing, does not answer, or refused a job.
+        """
         if self._submits:  # if SLURM does not answer, fail before a run begins that would wait for its jobs
             output_of(["squeue", "--noheader", "--me", "--format=%i"])
         self.refuse()
@@ -192,7 +208,10 @@ class RunCommand:
         return self._hand_to_slurm(self.run, make) if self._submits else self._run(self.run, make)
 
     def _begin(self) -> RunPaths:
-        """Create the folder of a new run; a fork gets the files of the tasks that it takes over."""
+        """Create the folder of a new run, and return the run.
+
+        If the run is a fork, the files of finished tasks that are still valid are copied into it.
+        """
         prepare, ancestor = None, self.ancestor
         if ancestor is not None:
             copied, changed = self._print_fork(ancestor)
@@ -208,17 +227,20 @@ class RunCommand:
         return begin_run(self.config, command=self._command, prepare=prepare, state=state, submits=self._submits)
 
     def _describe(self, plan: Sequence[PlannedTask]) -> None:
-        """Print which trainings do not run again though their code has changed, and how ``num_ranks auto`` was set."""
+        """Print which trainings of ``plan`` do not run again although their code has changed.
+
+        Also print the number that replaced ``num_ranks auto``, if it was replaced.
+        """
         finished = [planned.task for planned in plan if planned.only_if_changed or not planned.run]
         of = self.run or self.ancestor
         for line in filter(None, (line_of_other_code(of, finished) if of else "", self._chosen)):
             click.echo(line)
 
     def _print_fork(self, ancestor: RunPaths) -> tuple[list[Task], dict[str, which_run.Change]]:
-        """Print the changed parameters of a fork, and the tasks that it takes over from ``ancestor``.
+        """Print the changed parameters of a fork, and the finished tasks that it copies from the run ``ancestor``.
 
         Returns:
-            These tasks, and the changes as ``{parameter: (old, new)}``.
+            The copied tasks, and the changed parameters as ``{parameter: (old, new)}``.
         """
         changed = which_run.changes(run_config(ancestor.params_yaml), self.config)
         copied = which_run.tasks_of_fork(make_plan(self.notebooks, self.config, ancestor))
@@ -228,6 +250,10 @@ class RunCommand:
 
     def _hand_to_slurm(self, run: RunPaths, make_plan: Callable[[], list[PlannedTask]]) -> int:
         """Submit the unfinished tasks of ``run`` as jobs of SLURM, and return the exit code 0.
+
+        Args:
+            run: the run.
+            make_plan: returns every task with the decision whether it runs; called after the run is locked.
 
         Raises:
             UsageError: another process works on the run, or the site's settings are wrong.
@@ -266,10 +292,16 @@ class RunCommand:
         return self.plan()
 
     def _run(self, run: RunPaths, plan: Callable[[], list[PlannedTask]]) -> int:
-        """Run the tasks of ``run``, write the report, and return the exit code.
+        """Run the tasks of ``run`` on this machine, and write the report.
 
-        If the run succeeded, it is the exit code of the report. If other jobs still work on the run, no report is
-        written.
+        No report is written if other jobs still work on the run.
+
+        Args:
+            run: the run.
+            plan: returns every task with the decision whether it runs; called after the run is locked.
+
+        Returns:
+            The exit code of the tasks if it is not 0, else of the report.
         """
         click.echo(f"run {run.root}")
         runner = Runner(run, self.config, self.notebooks, jobs=self.options.jobs, only_tasks=self._tasks)
@@ -282,7 +314,9 @@ class RunCommand:
 
 
 def _refuse_broken_choice(config: RunConfig) -> None:
-    """Build the network and the user's classes in another process, so that errors appear before the run begins.
+    """Check that the network and the user's classes can be built, so that errors appear before the run begins.
+
+    They are built in another process, because the user's code may crash.
 
     Raises:
         UsageError: the network or a class cannot be built; the message has the reason.
@@ -340,8 +374,8 @@ def _try_network(config: RunConfig) -> None:
     CPU, on zeros of shape (2, frames, 3, side, side).
 
     Raises:
-        UsageError: a user's network does not return logits of shape (2,).
-        Exception: whatever the network raises.
+        UsageError: a user's network does not return logits of shape (2,), one per clip.
+        Exception: any error that building or running the network raises, except for too little memory or a missing GPU.
     """
     import torch
 
@@ -372,9 +406,13 @@ def _try_network(config: RunConfig) -> None:
 
 
 def _refuse_wrong_corpus(config: RunConfig) -> None:
-    """Raise an error if no detector can be trained on a corpus, or if a target corpus is unknown.
+    """Check that a detector can be trained on the corpora of a new run, and that the target corpora exist.
 
-    The check reads folders, lists and names, but no videos. Without it a stage would fail after the run has begun.
+    Target corpora are those that the protocol ``cross_corpus`` tests on. The check reads folders, lists and names, but
+    no videos. Without it a stage would fail after the run has begun.
+
+    Raises:
+        UsageError, DataError: a target corpus is unknown, or a corpus cannot be read or used for training.
     """
     if config.protocol == CROSS_CORPUS:
         from fvc_lib.corpus.protocols import refused_targets  # loads polars, which other commands do not need

@@ -100,7 +100,7 @@ def stop_on_signals(kernels: Sequence[int] = ()) -> Iterator[list[signal.Signals
 
 
 def _probe(config: RunConfig, shard: Shard, report: Report, *, writer: str) -> None:
-    """Read the properties of the files of ``shard`` (length, size, codec) into the cache of the stage ``01_data_index``.
+    """Probe the files of ``shard``: read their length, size and codec into the cache of the stage ``01_data_index``.
 
     Args:
         config: the run's parameters.

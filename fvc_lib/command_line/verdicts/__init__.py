@@ -1,1 +1,1 @@
-"""Commands that ask a trained detector about files: predictions, their pages, and the page for uploads."""
+"""Commands that apply a trained model to files: ``predict``, the pages of its verdicts, and ``verdict-page``."""

@@ -116,7 +116,7 @@ def write_video_pages(
 
 
 def page_name(number: int, path: str) -> str:
-    """Return the name of a page, such as ``0007_Holiday.html`` for file 7, ``Holiday.mp4``.
+    """Return the file name of a video's page, such as ``0007_Holiday.html`` for video 7, ``Holiday.mp4``.
 
     Characters other than ASCII letters, digits and underscores become dashes. At most 60 characters of the file's name
     stay.
@@ -126,9 +126,10 @@ def page_name(number: int, path: str) -> str:
 
 
 def page_parts(evidence: "FileEvidence") -> dict[str, Any]:
-    """Return the evidence and the pictures of it as keyword arguments of ``write_video_page``.
+    """Return the keyword arguments of ``write_video_page`` that show the evidence on a file.
 
-    The pictures are ``frames``, ``over_time`` (score over time) and ``heat_map``; None if the evidence lacks the data.
+    They are ``evidence`` itself and three pictures: ``frames``, ``over_time`` (the score over time) and ``heat_map``. A
+    picture is None if the evidence lacks its data.
     """
     from fvc_lib.analysis.pages.answers import frame_pictures, heat_map, over_time
 
@@ -183,7 +184,7 @@ def verdict_page(
     rule = rule_of(error_rate, withheld=not detector.is_above_control)
 
     def judge(path: Path) -> Answer:
-        """Judge the file ``path``, and write into the folder ``answer`` next to it."""
+        """Judge the video ``path``, and return the answer; files go into the folder ``answer`` next to the video."""
         answers = path.parent / "answer"
         verdicts = judge_files(detector, [path], rule, answers)
         row = next(verdicts.rows())
@@ -206,7 +207,7 @@ def verdict_page(
 
 
 class UploadServer(ThreadingHTTPServer):
-    """The server of the page. Its threads receive uploads, and the thread that calls ``judge_all`` judges them.
+    """The HTTP server of the page. Its threads receive uploads; the thread that calls ``judge_all`` judges them.
 
     Args:
         port: port of this machine to listen on; 0: any free port.
@@ -230,7 +231,12 @@ class UploadServer(ThreadingHTTPServer):
         self.address = f"http://127.0.0.1:{self.server_address[1]}/?token={self.token}"
 
     def judge_all(self, judge: Callable[[Path], Answer]) -> None:
-        """Call ``judge`` with the path of each upload, one after the other; never returns."""
+        """Judge the uploads one after the other; never returns.
+
+        Args:
+            judge: called with the path of an upload; returns the answer. If it raises an exception, the answer is
+                ``{"refused": message}``.
+        """
         while True:
             path, answer = self._waiting.get()
             try:
@@ -266,7 +272,10 @@ class UploadServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers ``GET /`` with the page and ``PUT /?name=...`` with a verdict as JSON; both need the token."""
+    """Answers the browser's requests: ``GET /`` with the page, ``PUT /?name=...`` with a verdict as JSON.
+
+    Every request must have the server's token in its address.
+    """
 
     server: UploadServer
     timeout = 60.0  # seconds after which a connection that sends nothing is closed
@@ -315,6 +324,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _safe_name(name: str) -> str:
-    """Return the last 80 characters of a file name, without folders and unusual characters; never a hidden file."""
+    """Return the last 80 characters of a file name, without folders, and with ``_`` for unusual characters.
+
+    Dots, spaces and dashes at both ends are removed, so it is never the name of a hidden file. If nothing is left, the
+    name is ``video``.
+    """
     last = re.split(r"[/\\]", name)[-1]
     return re.sub(r"[^\w .()+=@,-]", "_", last)[-80:].strip(" .-") or "video"

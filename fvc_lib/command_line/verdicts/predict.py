@@ -1,6 +1,6 @@
-"""``run_notebooks.py predict``: ask a model about files, mostly whether videos are fake.
+"""``run_notebooks.py predict``: apply a trained model to files, mostly to judge whether videos are fake.
 
-Models of other tasks give classes, numbers, captions or nearest texts.
+Models of the tasks image and video_text give classes, numbers, captions or nearest texts instead.
 """
 
 import base64
@@ -203,7 +203,8 @@ def _given(context: click.Context) -> dict[str, list[str]]:
     """Return the options that were given on the command line.
 
     Returns:
-        ``{name: [option, value as text]}``, without the value for a flag that is set.
+        ``{name: [option, value as text]}``, such as ``{"prior": ["--prior", "0.1"]}``. For a flag the list has only the
+        option.
     """
     found = dict[str, list[str]]()
     for option in context.command.params:
@@ -214,7 +215,7 @@ def _given(context: click.Context) -> dict[str, list[str]]:
 
 
 def _print_verdicts(folder: Path) -> None:
-    """Print the first verdicts that the notebook has written into ``folder``.
+    """Print the first 20 verdicts that the notebook has written into ``folder``, and the number of the others.
 
     Raises:
         DataError: no video could be read.
@@ -239,10 +240,16 @@ def _submit(
     stage_name: str, files: Sequence[Path], folder: Path, written: Sequence[str], command: Sequence[str], note: str,
     *, is_dry: bool,
 ) -> None:  # fmt: skip
-    """Submit jobs that judge shards, and a last job that writes the answers; if ``is_dry``, only print them.
+    """Submit an array of jobs that judge shards (shares of the files), and a last job that writes the answers.
 
-    ``command`` has the arguments of run_notebooks.py that continue after a stop. The other arguments are those of
-    ``_folder_taken``.
+    Args:
+        stage_name: name of the jobs.
+        files: as in ``_folder_taken``.
+        folder: as in ``_folder_taken``.
+        written: as in ``_folder_taken``.
+        command: arguments of run_notebooks.py by which a job begins or continues the work.
+        note: as in ``_folder_taken``.
+        is_dry: True: only print the jobs' scripts, and write nothing.
     """
     site = read_site()
     # ``trains`` gives the jobs GPUs, where the site has some, because networks compute in them.
@@ -259,7 +266,11 @@ def _submit(
 
 
 def _refuse_foreign(folder: Path, written: Sequence[str]) -> None:
-    """Check that no other command has written into the folder.
+    """Check that no other command has written into the output folder.
+
+    Args:
+        folder: the output folder, which may be missing.
+        written: names of the files with answers.
 
     Raises:
         UsageError: the folder has files with the names of answers, but no journal and no notebook of this command.
@@ -306,7 +317,7 @@ def _predict_files(
     folder: Path,
     find: "Callable[[list[Path]], Generator[Finding]]",
 ) -> None:
-    """Predict for ``files``, write two tables and a page into ``folder``, and print the first answers.
+    """Apply a model to ``files``, write two tables and a page into ``folder``, and print the first 20 answers.
 
     A journal in ``folder`` stores the findings on a file at once, so that a later call can continue a killed one. The
     journals of shards (shares of the files that other processes handled) are merged into this journal.
@@ -375,11 +386,12 @@ def _predict_files(
 def _finder(
     predictor: "OneNetwork", files: Sequence[Path], workers: int
 ) -> "Callable[[list[Path]], Generator[Finding]]":
-    """Return a function that takes a list of paths, and yields the finding (the answer) on each file.
+    """Return a function that applies the model: it takes a list of paths, and yields one finding (answer) per file.
 
     Args:
         predictor: the model.
-        files: all files of the call. The page shows the first ``MOST_CARDS``, so findings on these have a picture.
+        files: all files of the call. Only findings on the first ``MOST_CARDS`` files, which the page shows, get a
+            picture.
         workers: number of processes that decode; 0: one per core.
     """
     from fvc_lib.analysis.figures.gallery import strip, thumbnail
@@ -397,10 +409,11 @@ def _finder(
 
 
 def _row(finding: "Finding", predictor: "OneNetwork") -> dict[str, Any]:
-    """Return the table row of a finding.
+    """Return the table row for a finding (the answer on one file), as ``{column: value}``.
 
-    Its columns are ``path sha256 part``, then the predictor's columns, then ``remarks failure``. ``part`` is ``train``,
-    ``validation`` or ``test`` for a file of the run, else None.
+    The columns are ``path``, ``sha256`` and ``part``, then the predictor's columns, then ``remarks`` and ``failure``.
+    ``part`` is ``train``, ``validation`` or ``test`` for a file of the run, else None. ``failure`` is the reason why
+    the file could not be read, else None.
     """
     from fvc_lib.tasks.predicting import PART_SENTENCES
 
