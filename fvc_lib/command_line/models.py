@@ -62,10 +62,11 @@ def load_detector(path: str | Path, *, allow_code: bool = False, final: bool = F
         allow_code: whether Python code in a bundle may run: a network or a crop that the bundle's author wrote. A run
             does not need it, because the run's code is already on this machine.
         final: True: use the network that the run trained on all groups (``train_final``). False: use the networks of
-            the folds. A bundle always uses the networks that it has.
+            the folds; a bundle uses the networks that it has.
 
     Raises:
-        UsageError: the path is neither a bundle nor a run, the bundle is damaged or unsafe, or the run is unfinished.
+        UsageError: the path is neither a bundle nor a run, the bundle is damaged or unsafe, the run is unfinished, or
+            ``final`` is true and there is no network trained on all groups.
         FvcError: a file of the run is damaged.
     """
     from fvc_lib.tasks.bundle import RECORD, is_bundle, open_bundle

@@ -294,7 +294,7 @@ class RunCommand:
     def _run(self, run: RunPaths, plan: Callable[[], list[PlannedTask]]) -> int:
         """Run the tasks of ``run`` on this machine, and write the report.
 
-        No report is written if other jobs still work on the run.
+        The report is written only if the tasks succeeded, and no other job has to work on the run.
 
         Args:
             run: the run.
@@ -306,7 +306,7 @@ class RunCommand:
         click.echo(f"run {run.root}")
         runner = Runner(run, self.config, self.notebooks, jobs=self.options.jobs, only_tasks=self._tasks)
         exit_code = runner.execute(plan)
-        # If several jobs share the run, only the last one, or one that failed, writes the report.
+        # If several jobs share the run, only the last one writes the report. It also exports, as does one that failed.
         if exit_code or self._tasks is None or status_now(run).state not in {"waiting", "running"}:
             exit_code = exit_code or commands.report_run(run)
             commands.export_when_asked(run, self.config)

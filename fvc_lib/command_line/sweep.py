@@ -34,7 +34,7 @@ _DECIDE_THE_FOLDS = frozenset(
 
 @dataclass
 class Combination:
-    """One combination of values, and its newest run if there is one."""
+    """One combination of parameter values in a sweep, and its newest run if there is one."""
 
     name: str  # the values in words, such as ``model frame_cnn, seed 0``
     given: GivenValues  # all parameters of the run
@@ -109,7 +109,9 @@ def combinations(
     *,
     experiment: str = "sweep",
 ) -> list[Combination]:
-    """Return every combination of the values in ``over``, in order, without making a run. Equal ones count once.
+    """Return every combination of the values in ``over``, without making a run.
+
+    The values of the last parameter vary fastest. Combinations that give the same configuration count once.
 
     Args:
         over: pairs of --over, as in ``values_to_sweep``.

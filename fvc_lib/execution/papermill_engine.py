@@ -84,7 +84,8 @@ def execute(notebook: Path, parameters: Mapping[str, object], request: KernelReq
     Args:
         notebook: path of the notebook, which is not changed.
         parameters: ``{parameter: value}``.
-        request: where the record and the log go, and the kernel's environment.
+        request: where the record (the executed notebook) and the log go, and the kernel's environment; its ``outcome``
+            is set.
 
     Raises:
         UsageError: the notebook does not have a parameter, or a value has the wrong type.

@@ -72,7 +72,7 @@ def record_finished(task: Task, fingerprint: Fingerprint | None, run: RunPaths) 
 
 
 def is_finished(task: Task, run: RunPaths) -> bool:
-    """Return whether ``task`` has ever finished, even with other parameters or code."""
+    """Return whether ``task`` has ever finished in ``run``, even if its parameters or code have changed since."""
     return bool(read_document(run.stage_checkpoint(task.stage.name, task.fold)).get("fingerprint"))
 
 
@@ -401,7 +401,7 @@ class Schedule:
     def next(self) -> Task | None:
         """Return a task that may begin, because all tasks that it needs are done; None if there is none now.
 
-        Every task is returned once.
+        No task is returned twice.
         """
         self._ready += self._graph.get_ready()
         while self._ready:

@@ -457,7 +457,7 @@ def submitted_jobs(folder: Path) -> list[SlurmJob]:
 
 
 def job_states(folder: Path, *, must_answer: bool = False) -> list[JobState]:
-    """Return the states of the jobs of the run in ``folder`` that SLURM's queue still lists, by ``squeue``.
+    """Return the states of the jobs of the run in ``folder`` that SLURM's queue still lists, from ``squeue``.
 
     The list is empty if no job was submitted, or if this machine has no ``squeue``.
 
@@ -497,7 +497,10 @@ def sbatch_command(job: SlurmJob, folder: Path, ids: Mapping[str, str]) -> list[
 
 
 def describe(jobs: Sequence[SlurmJob], folder: Path, site: Site) -> str:
-    """Return the batch scripts and ``sbatch`` commands that ``submit`` would use, as text for ``--dry-run``."""
+    """Return the batch scripts and ``sbatch`` commands that ``submit`` would use, as one text for ``--dry-run``.
+
+    The arguments are as in ``submit``. Ids that SLURM would give are shown as ``<id of NAME>``.
+    """
     ids = {job.name: f"<id of {job.name}>" for job in jobs}
     parts = []
     for job in jobs:

@@ -22,8 +22,9 @@ FOLD_BYTES = 2_000_000_000
 def folds_at_once(config: RunConfig) -> int:
     """Return how many folds to train at once on this machine by default, at least 1.
 
-    On CPUs every rank needs a core, and every fold needs 2 GB of memory. On GPUs every rank needs a GPU. The number is
-    never larger than the run's number of trainings. It is 1 without ``use_mlops_pipeline``.
+    On CPUs every rank (process of a training) needs a core, and every fold needs 2 GB of memory. On GPUs every rank
+    needs a GPU. The number is never larger than the run's number of trainings. It is 1 if ``use_mlops_pipeline`` is
+    false, because tasks then run one after the other.
     """
     if not config.use_mlops_pipeline:
         return 1
@@ -65,7 +66,7 @@ def visible_gpus() -> list[str]:
 def most_of_ranks_at_once(config: RunConfig) -> int | None:
     """Return the largest number of trainings at once for which no two ranks share a GPU; None: no limit.
 
-    There is no limit if a training has one rank or uses no GPU. The number is 1 in a SLURM job with several nodes,
+    A rank is a process of a training. There is no limit if a training has one rank or uses no GPU. The number is 1 in a SLURM job with several nodes,
     because the ranks of a training are spread over all nodes.
     """
     here = training_gpus(config)
@@ -77,6 +78,8 @@ def most_of_ranks_at_once(config: RunConfig) -> int | None:
 
 def ranks_chosen_here(config: RunConfig, jobs: int | None = None) -> tuple[RunConfig, str]:
     """Replace ``num_ranks auto`` by the number of this machine's GPUs that each training gets, at least 1.
+
+    Every rank (process of a training) then has a GPU.
 
     Args:
         config: the parameters.

@@ -181,7 +181,9 @@ def bits_depend_on(attempt: Mapping[str, Any]) -> dict[str, object]:
 
 
 def run_hash(config: RunConfig, corpus: Mapping[str, str] | None = None) -> str:
-    """Return a SHA-256 of a configuration and the files of its corpora, which is the same on any machine.
+    """Return a SHA-256 of a configuration and the files of its corpora, by which equal runs are recognised.
+
+    It is the same on any machine.
 
     Args:
         config: the configuration.
@@ -198,7 +200,7 @@ def begin_run(
     state: RunState = "running",
     submits: bool = False,
 ) -> RunPaths:
-    """Create a run folder with its record, parameters, patch of the code and first status.
+    """Create a run folder with the run's record, parameters and first status, and the code's changes since its commit.
 
     Args:
         config: the run's parameters.

@@ -75,7 +75,7 @@ class Terminal:
                 self._write("".join(f"{line}\n" for line in lines), 0)
 
     def _write(self, text: str, drawn: int) -> None:
-        """Replace the live lines on the screen by ``text``, whose last ``drawn`` lines are the new live lines."""
+        """Erase the live lines on the screen and write ``text``, whose last ``drawn`` lines are the new live lines."""
         up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
         erased, self._drawn = f"\r{up}\x1b[J" if self._drawn else "", drawn
         try:

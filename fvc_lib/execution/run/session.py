@@ -269,7 +269,7 @@ class StageSession:
 
 
 def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = False) -> StageSession:
-    """Open ``stage`` with the values of its parameters cell.
+    """Open the notebook of ``stage``: find or begin its run, check the parameters cell, and open the logs.
 
     Args:
         stage: the notebook's name without suffix.

@@ -70,12 +70,15 @@ class ShardRecord:
 
 
 def record_path(folder: Path, stage: str, shard: Shard) -> Path:
-    """Return the path of a shard's record; ``folder`` is the run folder, or the output folder of ``predict``."""
+    """Return the path of the file with the ``ShardRecord`` of a shard (a share of a stage's files).
+
+    ``folder`` is the run folder, or the output folder of ``predict``.
+    """
     return folder / "shards" / stage / f"{shard}.json"
 
 
 def read_shard(path: Path) -> ShardRecord:
-    """Return the record in ``path``; an empty record if the file is missing or damaged."""
+    """Return a shard's record from the file ``path``; an empty record if the file is missing or damaged."""
     try:
         return ShardRecord(**read_json_object(path))
     except TypeError:
@@ -136,7 +139,7 @@ class ShardAtWork:
 
 @contextmanager
 def work_on(folder: Path, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
-    """Lock a shard during the block, and yield the object by which the block records the shard's progress.
+    """Lock a shard (a share of a stage's files) during the block, and yield the object that records its progress.
 
     At the end the record's state is ``done``, ``stopped`` (by a signal or Ctrl-C) or ``failed`` (another exception).
 

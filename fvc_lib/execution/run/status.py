@@ -93,7 +93,7 @@ class RunStatus(BaseModel):
         """Set state, exit code, time of the end and duration of a shared run from its tasks.
 
         A running task makes the run ``running``; else a failed task makes it ``failed``; else an interrupted task makes
-        it ``requeue`` or ``interrupted``. It is ``done`` if all tasks are done, otherwise ``waiting``.
+        it ``requeue`` (exit code 75) or ``interrupted``. It is ``done`` if all tasks are done, otherwise ``waiting``.
         """
         stages = list(self.stages.values())
         bad = [stage for state in ("failed", "interrupted") for stage in stages if stage.state == state]
