@@ -386,7 +386,7 @@ def _predict_files(
 def _finder(
     predictor: "OneNetwork", files: Sequence[Path], workers: int
 ) -> "Callable[[list[Path]], Generator[Finding]]":
-    """Return a function that applies the model: it takes a list of paths, and yields one finding (answer) per file.
+    """Return a function that applies ``predictor`` to a list of paths, and yields one finding (answer) per file.
 
     Args:
         predictor: the model.

@@ -66,8 +66,8 @@ def visible_gpus() -> list[str]:
 def most_of_ranks_at_once(config: RunConfig) -> int | None:
     """Return the largest number of trainings at once for which no two ranks share a GPU; None: no limit.
 
-    A rank is a process of a training. There is no limit if a training has one rank or uses no GPU. The number is 1 in a SLURM job with several nodes,
-    because the ranks of a training are spread over all nodes.
+    A rank is a process of a training. There is no limit if a training has one rank or uses no GPU. The number is 1 in a
+    SLURM job with several nodes, because the ranks of a training are spread over all nodes.
     """
     here = training_gpus(config)
     if config.num_ranks < 2 or not here:
