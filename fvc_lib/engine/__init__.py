@@ -1,1 +1,1 @@
-"""The training engine: training loop and step, recovery from out-of-memory errors, checkpoints, several processes."""
+"""The training engine: loop, step, recovery from out-of-memory errors, checkpoints, training in several processes."""

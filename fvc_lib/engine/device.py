@@ -1,4 +1,4 @@
-"""Choose a training's device, precision, kernels and gradient checkpointing, and read the device's memory."""
+"""Choose the device, precision and CUDA kernels of a training, turn on gradient checkpointing, and read GPU memory."""
 
 import gc
 import time
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ComputeDevice:
-    """The device of a training, its precision and its name.
+    """The device of a training, with its precision.
 
-    ``amp_dtype`` is the lower precision of mixed-precision training; None: everything is computed in float32.
+    ``amp_dtype`` is the lower precision of mixed-precision training; None: everything is computed in float32. ``name``
+    describes the hardware for people, such as the GPU's name.
     """
 
     device: torch.device
@@ -32,7 +33,7 @@ class ComputeDevice:
     name: str
 
     def describe(self) -> str:
-        """Return one line for a notebook, like ``cpu (x86_64, 2 threads), float32``."""
+        """Return a text for notebooks, such as ``cpu (2 threads), float32``."""
         precision = "float32" if self.amp_dtype is None else f"mixed {str(self.amp_dtype).removeprefix('torch.')}"
         return f"{self.device.type} ({self.name}), {precision}"
 
@@ -40,8 +41,8 @@ class ComputeDevice:
 def resolve_device(request: str = "auto", amp: str = "auto") -> ComputeDevice:
     """Return the device named ``request``; ``auto`` chooses cuda, else mps, else cpu.
 
-    With ``amp="auto"`` a cuda device gets mixed precision: bfloat16, or float16 where the GPU lacks bfloat16. In every
-    other case the precision is float32.
+    With ``amp="auto"`` a CUDA device gets mixed precision: bfloat16, or float16 if the GPU lacks bfloat16. With any
+    other ``amp``, or on another device, the precision is float32.
 
     Raises:
         UsageError: the requested device is not available.
@@ -65,9 +66,9 @@ def resolve_device(request: str = "auto", amp: str = "auto") -> ComputeDevice:
 
 @contextmanager
 def cuda_kernels(compute: ComputeDevice) -> Iterator[None]:
-    """Set torch's choice of CUDA kernels for ``compute`` within the block, and restore the settings at its end.
+    """Allow or forbid TF32 kernels on a CUDA device within the block, and restore the settings at its end.
 
-    TF32 is allowed for float32 products if precision is mixed, else forbidden.
+    TF32 is allowed if ``compute`` has mixed precision, and forbidden for float32. On other devices nothing changes.
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
@@ -80,18 +81,18 @@ def cuda_kernels(compute: ComputeDevice) -> Iterator[None]:
 
 
 def device_memory_probe(device: torch.device) -> Callable[[], DeviceMemory] | None:
-    """Return a function that returns the memory of a CUDA device; None for other devices.
+    """Return a function that measures the memory of the CUDA device ``device``; None for other devices.
 
-    The function is an argument of ``MemoryObserver.watch_device``.
+    The function is the argument ``probe`` of ``MemoryObserver.watch_device``.
     """
     return (lambda: _cuda_memory(device)) if device.type == "cuda" else None
 
 
 @contextmanager
 def deterministic_algorithms(device: torch.device) -> Iterator[None]:
-    """Within the block, make torch raise at operations whose results vary from run to run. On the CPU only.
+    """Within the block, make torch raise an error for operations whose results vary from run to run, if on the CPU.
 
-    On other devices the block changes nothing, because they lack a deterministic version of some operations.
+    On other devices such operations stay allowed, because some have no deterministic version there.
     ``torch.use_deterministic_algorithms`` is not used, because it imports torch's compiler.
     """
     settings = torch.utils.deterministic
@@ -107,7 +108,7 @@ def deterministic_algorithms(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Within the block, build networks on torch's meta device: tensors have shapes, but no values.
+    """Create all tensors in the block on torch's meta device, so that networks have shapes but use no memory.
 
     Torch's warning that loading weights into such a network has no effect is silenced.
     """
@@ -117,25 +118,28 @@ def without_memory() -> Iterator[None]:
 
 
 def clips_in_a_pass(device: torch.device, batch_size: int) -> int:
-    """Return how many clips to compute in one forward pass whose results are stored: 1 on a CPU, else ``batch_size``.
+    """Return the number of clips in one forward pass if its results are stored: 1 on a CPU, else ``batch_size``.
 
-    Rounding depends on the shape of a batch, so all batches have the same shape (``filled_up``). On a CPU a pass with a
-    single clip is about as fast per clip as one with more.
+    Rounding depends on the shape of a batch. So all batches get the same shape (``filled_up``), and a clip's stored
+    result does not depend on the other clips. On a CPU, larger batches are hardly faster per clip.
     """
     return 1 if device.type == "cpu" else batch_size
 
 
 def filled_up(clips: Tensor, number: int) -> Tensor:
-    """Return ``clips``, a tensor (B, ...), with its last clip repeated until there are ``number`` clips.
+    """Return ``clips``, a tensor (B, ...), padded to (number, ...) by repeating its last clip.
 
-    With ``number`` clips or more, ``clips`` is returned unchanged.
+    If B is at least ``number``, ``clips`` is returned unchanged.
     """
     missing = number - len(clips)
     return torch.cat([clips, clips[-1:].expand(missing, *clips.shape[1:])]) if missing > 0 else clips
 
 
 def release_cached_memory(device: torch.device) -> None:
-    """Return memory that torch's allocator caches to the device. This is slow, so do not call it for every batch."""
+    """Release the unused memory that torch's allocator caches on a GPU; do nothing on the CPU.
+
+    This is slow, so do not call it for every batch.
+    """
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
@@ -143,13 +147,19 @@ def release_cached_memory(device: torch.device) -> None:
 
 
 def give_back_unused() -> None:
-    """Collect garbage, and return unused memory of the C library (hundreds of MB after a training) to the system."""
+    """Collect garbage, and give main memory that the C library holds unused back to the system.
+
+    After a training these are hundreds of MB.
+    """
     gc.collect()
     give_back_freed()
 
 
 def finished_at(device: torch.device) -> float:
-    """Wait until the device has finished its work; return the current time of a monotonic clock in seconds."""
+    """Wait until ``device`` has finished its queued work, and return ``time.perf_counter()`` in seconds.
+
+    Differences of two such times measure the duration of work on the device.
+    """
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
@@ -193,11 +203,12 @@ class Recomputable(Protocol):
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """Turn on gradient checkpointing: store only the inputs of ``model``'s recomputable blocks for the backward pass.
+    """Turn on gradient checkpointing in ``model``, in place.
 
+    Only the inputs of its recomputable blocks are stored; their activations are computed again in the backward pass.
     A second call changes nothing. Parameter and buffer names stay, and the model can still be pickled and copied.
-    Torch's random state is restored for the second forward pass, so dropout uses the same masks. A block that updates
-    a buffer in training mode (running statistics of a batch norm) is refused, because it would do so twice.
+    Torch's random state is restored for the second forward pass, so dropout uses the same masks. A batch norm with
+    running statistics is refused, because it would update them twice per step.
 
     Raises:
         UsageError: the model has no ``recomputable_blocks``, or a block has a batch norm with running statistics.
@@ -230,7 +241,7 @@ def _recomputed_forward(block: nn.Module, *inputs: Any, **named: Any) -> Any:
 
 
 def training_batch_norms(model: nn.Module) -> list[str]:
-    """Return the names of the batch norms that are in training mode now."""
+    """Return the names of the batch norm layers of ``model`` that are in training mode."""
     batch_norm = nn.modules.batchnorm._BatchNorm
     return [name for name, part in model.named_modules() if isinstance(part, batch_norm) and part.training]
 
@@ -240,7 +251,7 @@ def training_batch_norms(model: nn.Module) -> list[str]:
 
 
 class Precision:
-    """Autocast and loss scaling for a device; both do nothing in float32."""
+    """Mixed precision on a device: autocast and loss scaling. Both do nothing if the precision is float32."""
 
     def __init__(self, compute: ComputeDevice) -> None:
         self._device_type = compute.device.type
@@ -248,24 +259,27 @@ class Precision:
         self.scaler = self._new_scaler()
 
     def restore_scaler(self, state: dict[str, Any]) -> None:
-        """Replace the loss scaler by a new one with ``state``. The old scaler may have failed within a step."""
+        """Replace the loss scaler by a new one with ``state``, its ``state_dict``.
+
+        The old scaler is not reused, because an error within a step may have left it unusable.
+        """
         self.scaler = self._new_scaler()
         self.scaler.load_state_dict(state)
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Return a context for forward passes and losses. With mixed precision, it casts to the lower precision."""
+        """Return a context manager for forward passes and losses; in mixed precision it is ``torch.autocast``."""
         if self._amp_dtype is None:  # entering a disabled one costs 50 microseconds
             return nullcontext()
         return torch.autocast(self._device_type, dtype=self._amp_dtype)
 
     @property
     def scales_losses(self) -> bool:
-        """Whether losses are scaled, as for float16. Then the scaler skips steps with infinite gradients."""
+        """Whether losses are scaled, which is so for float16. The scaler then skips steps with infinite gradients."""
         return bool(self.scaler.is_enabled())
 
     @property
     def overflow_is_normal(self) -> bool:
-        """Whether an infinite gradient may come from the loss scale: losses are scaled by a factor of at least 1."""
+        """Whether an infinite gradient may be caused by the loss scale alone, because the scale is at least 1."""
         return self.scales_losses and float(self.scaler.get_scale()) >= 1
 
     def _new_scaler(self) -> torch.amp.GradScaler:

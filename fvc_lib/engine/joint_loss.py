@@ -1,16 +1,16 @@
-"""Compute losses that compare the samples of an effective batch, without all samples in memory at once.
+"""Compute joint losses, which compare the samples of an effective batch, without all samples in memory at once.
 
 An effective batch has the samples of one optimizer step. It is computed in micro-batches (parts that fit into memory),
-and may be shared by several ranks (processes).
+and may be shared by several ranks (processes). A contrastive loss is a joint loss.
 
-1. The compared outputs are computed without their graph, micro-batch by micro-batch.
+1. The compared outputs are computed without gradients, micro-batch by micro-batch.
 2. Every rank computes the loss of its samples against the outputs of all ranks, some rows at a time. The gradients with
    respect to the outputs are summed over the ranks.
-3. Every micro-batch is computed again, and its part of that gradient is propagated back.
+3. Every micro-batch is computed again with gradients, and its part of the gradient from 2 is propagated back.
 
-So the gradients are those of the whole batch for any split (L. Gao et al., "Scaling deep contrastive learning batch
-size under memory limited setup", 2021). A rank holds the outputs of all ranks, some rows of their comparison, and the
-activations of one micro-batch.
+So the gradients are those of the complete batch for any split (L. Gao et al., "Scaling deep contrastive learning batch
+size under memory limited setup", 2021). A rank holds the outputs of all ranks, some rows of the matrix of pairs, and
+the activations of one micro-batch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ComparedMemoryError(MemoryError):
 
 
 def joint_part(task: object) -> JointLoss | None:
-    """Return ``task`` if it has a loss that compares samples, else None."""
+    """Return ``task`` if it has a joint loss (one that compares samples), else None."""
     return task if isinstance(task, JointLoss) and task.joint_outputs else None
 
 
@@ -49,10 +49,10 @@ def num_compared(compared: Compared) -> int:
 
 
 def compared_of(task: JointLoss, outputs: Outputs, batch: Batch) -> Compared:
-    """Return the outputs and tensors of one micro-batch that ``task`` compares, on the CPU.
+    """Return the inputs of ``task``'s joint loss for one micro-batch, on the CPU.
 
-    Outputs are converted to float32 also under autocast. The loss multiplies similarities by a large factor, and lower
-    precision would be too coarse.
+    They are selected from the model's ``outputs`` and from the tensors of ``batch``. Outputs are converted to float32
+    even under autocast, because a joint loss multiplies similarities by a large factor.
     """
     return {
         "outputs": {name: outputs[name].detach().float().cpu() for name in task.joint_outputs},
@@ -61,9 +61,9 @@ def compared_of(task: JointLoss, outputs: Outputs, batch: Batch) -> Compared:
 
 
 def joined(parts: Sequence[Compared], device: torch.device | str = "cpu") -> Compared:
-    """Return the concatenation of ``parts`` along the samples, on ``device``.
+    """Return ``parts`` concatenated along the first dimension (the samples), on ``device``.
 
-    There is one part per rank or micro-batch. Parts may have no samples, but not all of them.
+    There is one part per rank or micro-batch. At least one part must have samples.
     """
     filled = [part for part in parts if part["outputs"]]
     return {
@@ -75,10 +75,13 @@ def joined(parts: Sequence[Compared], device: torch.device | str = "cpu") -> Com
 def compared_outputs(
     joint: JointLoss, forward: Callable[[int, Batch], tuple[Outputs, LossSum]], batch: Batch, micro_batch: int
 ) -> Compared:
-    """Return the outputs of ``batch`` that the joint loss compares, computed in parts of ``micro_batch`` samples.
+    """Compute the inputs of the joint loss for ``batch`` without gradients, and return them on the CPU.
 
-    ``batch`` may be empty. ``forward`` is called with the index of a part's first sample and the part. It returns
-    outputs and loss.
+    Args:
+        joint: the task.
+        forward: function of (index of a part's first sample in ``batch``, part); returns (outputs, loss of the part).
+        batch: the samples; may be empty.
+        micro_batch: number of samples in a part, which are in memory at once.
     """
     if not len(batch):
         return {"outputs": {}, "tensors": {}}
@@ -93,7 +96,7 @@ def compared_outputs(
 def joint_gradients(
     joint: JointLoss, model: nn.Module, everyone: Compared, scale: Callable[[Tensor], Tensor], rows: range
 ) -> tuple[Tensor, Outputs]:
-    """Compute the joint loss of some samples and the gradient of its scaled value.
+    """Compute the joint loss of the samples in ``rows``, and its gradient with respect to the outputs of all samples.
 
     Gradients of ``model``'s parameters that enter the loss (such as a temperature) are added to ``p.grad``.
 
@@ -101,13 +104,13 @@ def joint_gradients(
         joint: the task.
         model: the model.
         everyone: the compared outputs and tensors of all N samples of the effective batch, from all ranks.
-        scale: multiplies a loss by the factor with which gradients are computed.
-        rows: indices of the samples of this rank. The loss is a sum over samples, and only their terms are computed. So
-            the sum over all ranks counts every sample once.
+        scale: function that returns a loss scaled for the backward pass; the gradients have this scale.
+        rows: indices of this rank's samples among the N. The loss is a sum over samples, and only their terms are
+            computed.
 
     Returns:
-        The loss summed over ``rows``, a detached scalar, and its gradients (N, ...) with respect to the outputs, by
-        name.
+        (loss, gradients): the unscaled loss summed over ``rows``, a detached scalar; and the gradients (N, ...) of the
+        scaled loss with respect to the outputs, by name.
     """
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in everyone["outputs"].items()}
     total = torch.zeros((), device=next(iter(leaves.values())).device)
@@ -120,7 +123,7 @@ def joint_gradients(
 
 
 def carry_back(outputs: Outputs, gradients: Outputs, loss: Tensor) -> None:
-    """Run the backward pass of one micro-batch.
+    """Run the backward pass of one micro-batch, from its own loss and from the gradients of the joint loss.
 
     Args:
         outputs: outputs of the micro-batch, by name.
@@ -136,7 +139,7 @@ def carry_back(outputs: Outputs, gradients: Outputs, loss: Tensor) -> None:
 def evaluated_joint_loss(joint: JointLoss, model: nn.Module, outputs: Outputs, batch: Batch) -> Tensor:
     """Return the joint loss summed over one evaluation batch, a scalar on the CPU. No gradient is computed.
 
-    ``outputs`` are those of all samples of ``batch``.
+    ``outputs`` are the model's outputs for all samples of ``batch``.
 
     Raises:
         ComparedMemoryError: memory ran out.

@@ -38,13 +38,16 @@ def epoch_order(
 ) -> IntArray:
     """Return the order of the samples in one epoch: (num_samples,) int64 sample indices.
 
-    Without ``classes`` it is a permutation. With ``classes`` (num_samples,) every class occurs equally often, up to a
-    difference of one. Samples of a rare class are repeated; their numbers of repetitions differ by at most one. Of a
-    common class only some samples occur, without repetition.
-
-    With ``stream`` samples come in the order of a shuffle buffer. Shards (files of samples) are read in random order,
-    and their samples fill a buffer of ``stream.buffer`` samples. Every sample that is read after that takes the place
-    of a random sample in the buffer, which comes next in the order.
+    Args:
+        num_samples: number of samples in the data set.
+        epoch: the epoch, 0-based. Epochs differ in their order.
+        seed: seed of the order.
+        classes: (num_samples,) class of every sample; None: the order is a permutation. With classes, every class
+            occurs equally often, up to a difference of one. Samples of a rare class are repeated; their numbers of
+            repetitions differ by at most one. Of a common class only some samples occur, without repetition.
+        stream: positions of the samples in shards (files); None: samples are shuffled freely. With a stream, shards are
+            read in random order, and their samples fill a buffer of ``stream.buffer`` samples. Each further sample
+            replaces a random sample of the buffer, which comes next in the order.
     """
     generator = np.random.default_rng(stable_seed("epoch order", seed, epoch))
     shard_order = generator.permutation(int(stream.shards.max()) + 1) if stream is not None else None
@@ -70,22 +73,26 @@ def epoch_order(
 
 
 def effective_batches(order: IntArray, size: int, first: int = 0) -> list[list[int]]:
-    """Divide ``order`` into batches of ``size`` sample indices (the last may be smaller); skip ``first`` batches."""
+    """Divide ``order``, an epoch's sample indices, into effective batches (the samples of one optimizer step).
+
+    A batch has ``size`` indices; the last may have fewer. The ``first`` batches are left out, as after a resume.
+    """
     return [order[start : start + size].tolist() for start in range(first * size, order.size, size)]
 
 
 def batch_size_of(num_samples: int, size: int, number: int) -> int:
     """Return the number of samples in effective batch ``number`` (0-based) of an epoch with ``num_samples`` samples.
 
-    It is ``size``, less for the last batch, and 0 beyond it.
+    It is ``size``, at most ``size`` for the last batch, and 0 for a number after the last batch.
     """
     return max(0, min(size, num_samples - number * size))
 
 
 def share(indices: Indices, rank: int, num_ranks: int) -> Indices:
-    """Return the contiguous part of ``indices`` (one effective batch) that process ``rank`` of ``num_ranks`` computes.
+    """Return the contiguous part of ``indices`` that belongs to the process ``rank`` (0-based) of ``num_ranks``.
 
-    Sizes differ by at most one between ranks, so a part may be empty. The parts in rank order make up ``indices``.
+    ``indices`` are, for example, the samples of an effective batch. The sizes of the parts differ by at most one, so a
+    part may be empty. The parts in the order of the ranks make up ``indices``.
     """
     return indices[len(indices) * rank // num_ranks : len(indices) * (rank + 1) // num_ranks]
 
@@ -96,7 +103,7 @@ def batches_per_epoch(num_samples: int, size: int) -> int:
 
 
 def _buffered(read: IntArray, buffer: int, generator: np.random.Generator) -> IntArray:
-    """Return the samples ``read`` in the order in which they leave a shuffle buffer of ``buffer`` samples."""
+    """Return the sample indices ``read`` in the order in which they leave a shuffle buffer of ``buffer`` samples."""
     held, out = read[:buffer].copy(), np.empty_like(read)
     drawn = generator.integers(buffer, size=max(0, read.size - buffer)).tolist()
     for number, (place, coming) in enumerate(zip(drawn, read[buffer:].tolist(), strict=True)):
@@ -107,14 +114,14 @@ def _buffered(read: IntArray, buffer: int, generator: np.random.Generator) -> In
 
 
 class LoaderDiedError(FvcError):
-    """Loader processes died again and again at the same batch."""
+    """Loader processes died more than ``MAX_RESTARTS`` times in a row at the same batch."""
 
 
 class PlannedBatch(NamedTuple):
-    """One batch to load.
+    """A batch that is to be loaded.
 
-    ``data_set`` is the index of its data set. ``epoch`` is the epoch (0-based) for data sets whose samples change from
-    epoch to epoch; None: they are used as they are. ``samples`` are sample indices.
+    ``data_set`` is the index of its data set in a list of data sets. ``epoch`` (0-based) selects the samples of that
+    epoch from an ``EpochSampleSet``; None: the data set itself is read. ``samples`` are sample indices; may be empty.
     """
 
     data_set: int
@@ -130,7 +137,10 @@ def load_batches(
     pin_memory: bool = False,
     on_restart: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Batch]:
-    """Yield one batch of ``data`` per list of sample indices in ``batches``; otherwise like ``load_planned``."""
+    """Yield a batch of ``data`` for every list of sample indices in ``batches``, in order.
+
+    The other arguments and the errors are those of ``load_planned``.
+    """
     plan = (PlannedBatch(0, None, samples) for samples in batches)
     return load_planned([data], plan, num_workers=num_workers, pin_memory=pin_memory, on_restart=on_restart)
 
@@ -143,13 +153,12 @@ def load_planned(
     pin_memory: bool = False,
     on_restart: Callable[[str], None] = lambda reason: None,
 ) -> Generator[Batch]:
-    """Yield the batches of ``plan`` in order, stacked on the CPU; a planned batch without samples is empty.
+    """Load the batches of ``plan`` in loader processes, and yield them in order, as ``Batch`` on the CPU.
 
-    The loader processes live until the end of ``plan`` and read ahead across epochs, so a training waits for their
-    start only once. Starting them for every epoch took 16 % of the demo's time.
-
-    A data set with ``__getitems__`` reads many samples at once and may return a ``Batch``. When a loader process dies,
-    all loader processes are started again at the next batch.
+    A planned batch without samples gives an empty batch. The loader processes live until the end of ``plan`` and read
+    ahead across epochs, so a training waits for their start only once. When a loader process dies, all loader processes
+    are started again at the batch that is due. If a data set has the method ``__getitems__``, it receives all sample
+    indices of a batch, and may return a ``Batch``.
 
     Args:
         data_sets: the data sets to load from.
@@ -211,7 +220,7 @@ def load_planned(
 
 
 class _PlannedSamples:
-    """A map-style data set whose index is a ``PlannedBatch`` and whose item is the loaded batch."""
+    """A data set for torch's ``DataLoader``: its index is a ``PlannedBatch``, and its item is the loaded batch."""
 
     def __init__(self, data_sets: Sequence[SampleSet]) -> None:
         self._data_sets = data_sets
@@ -239,10 +248,10 @@ def _unchanged(batch: Batch) -> Batch:
 
 @contextmanager
 def _deaths_noticed(num_workers: int) -> Iterator[Callable[[Iterator[Batch]], Batch]]:
-    """Enable torch's signal handler for dead loader processes only while a batch is awaited.
+    """Enable torch's signal handler for dead loader processes only while the training waits for a batch.
 
-    An enabled handler raises at any line of the program, for example within an optimizer's step. Without the handler, a
-    dead process is noticed only after five seconds. Torch sets no handler outside the main thread.
+    While the handler is enabled, it may raise at any line of the program, for example within an optimizer's step.
+    Without it, a dead process is noticed only after five seconds. Torch sets no handler outside the main thread.
 
     Yields:
         A function that returns the next batch of a loader. It raises if a loader process has died since its last call.
@@ -271,9 +280,9 @@ def _deaths_noticed(num_workers: int) -> Iterator[Callable[[Iterator[Batch]], Ba
 
 
 def _is_death(error: BaseException) -> bool:
-    """Return whether ``error`` means that a loader process died, possibly while it sent a batch.
+    """Return whether ``error``, which a ``DataLoader`` raised, means that a loader process died.
 
-    Errors that the data set raised begin with ``Caught ... in DataLoader worker process``, and do not count.
+    It is False for errors that the data set raised; they begin with ``Caught ... in DataLoader worker process``.
     """
     text = str(error)
     if isinstance(error, RuntimeError):

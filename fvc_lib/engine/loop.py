@@ -38,7 +38,7 @@ _TRAINING, _VALIDATION = 0, 1  # indices in the list of data sets that a trainin
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """The settings of a training of any task."""
+    """The settings of a training, the same for all tasks."""
 
     epochs: int
     effective_batch_size: int
@@ -57,15 +57,15 @@ class EngineSettings:
 
 
 class TrainingDivergedError(FvcError):
-    """A loss or gradient was not finite too often. The last checkpoint can still be used."""
+    """A loss or gradient was NaN or infinite too often. The last checkpoint can still be used."""
 
 
 class Engine:
-    """Train one task, resumably. The caller's random generators are restored afterwards.
+    """Train the model of one task with checkpoints, from which an interrupted training resumes.
 
-    With several ranks (processes) every rank runs an engine and has the same state at every step. A rank computes its
-    share of every effective batch (the samples of one optimizer step) and of the validation data. Whether to save, stop
-    or repeat is decided jointly.
+    With several ranks (processes) every rank runs an engine, and all have the same state at every step. A rank computes
+    its share of every effective batch (the samples of one optimizer step) and of the validation data. The ranks decide
+    together whether to save, stop or repeat. Random generators of the caller are restored after the training.
 
     Attributes:
         state: the progress of the training.
@@ -79,10 +79,11 @@ class Engine:
         metrics: receives ``loss``, ``learning_rate`` and ``gradient_norm`` per step (phase train), and the validation
             metrics per epoch (phase validation).
         memory: receives phases, steps and events.
-        name: name of a control training, which is put before every phase; empty for the training of the model itself.
-        stop: called at every step boundary; if it returns True, the state is saved and StoppedError is raised.
-        progress: called with (steps done, steps planned).
-        ranks: the processes that share the training; None: only this process trains.
+        name: name of a control training (such as one on shuffled labels), which is put before every phase in the memory
+            log; empty for the training of the model itself.
+        stop: called before every step; if it returns True, the state is saved and ``StoppedError`` is raised.
+        progress: called with (finished steps, planned steps) after every step.
+        ranks: the exchanges with the other processes that share the training; None: only this process trains.
     """
 
     def __init__(
@@ -117,7 +118,9 @@ class Engine:
         self._enter(TrainingState(MicroBatchPlan(settings.micro_batch)))
 
     def fit(self) -> TrainingState:
-        """Train to the last epoch, from the newest checkpoint if there is one, and return the final state.
+        """Train up to the last epoch, and return the final state; its ``best_model`` has the best epoch's weights.
+
+        The training continues from the newest checkpoint, if there is one.
 
         Raises:
             StoppedError: ``stop`` returned True; the state is saved.
@@ -165,10 +168,12 @@ class Engine:
                 self._restore_checkpoint(lost)  # not within ``except``, where the traceback would keep tensors
 
     def predict(self, data: SampleSet, weights: Mapping[str, Tensor], accumulator: Accumulator) -> LossMean:
-        """Compute predictions for ``data``, in order, with a new model that has ``weights``; return the mean loss.
+        """Compute a model's outputs for ``data``, and return the mean loss, which is the same on all ranks.
 
-        ``accumulator`` receives the outputs. With several ranks only rank 0's ``accumulator`` receives those of all
-        samples. The loss is the same on all ranks.
+        Args:
+            data: the samples, which are evaluated in order.
+            weights: weights of the model, by name; the model itself is built new.
+            accumulator: receives the outputs; with several ranks, only that of rank 0 receives all of them.
         """
         with forked_random_state(stable_seed("predict", self.settings.seed), self.compute.device):
             model = self.task.build_model().to(self.compute.device)
@@ -226,7 +231,7 @@ class Engine:
             seed_generators(stable_seed("engine", self.settings.seed, "rank", self._ranks.rank))
 
     def _restored(self) -> bool:
-        """Restore the newest checkpoint, and return whether there was one."""
+        """Restore the newest checkpoint; return False if there is none."""
         saved = self._checkpoints.restore(self._model, self._stepper, MicroBatchPlan(self.settings.micro_batch))
         if saved is None:
             return False
@@ -234,19 +239,23 @@ class Engine:
         return True
 
     def keep_result(self) -> None:
-        """Replace the checkpoints by one that has only history and best model. The training cannot continue from it."""
+        """Replace the checkpoints of the finished training by one that has only the history and the best model.
+
+        The training cannot continue from it.
+        """
         self._checkpoints.keep_result(self.state)
 
     def _save(self) -> None:
         self._checkpoints.save(self._model, self._stepper, self.state)
 
     def _restore_checkpoint(self, lost: str) -> None:
-        """Restore the last checkpoint after memory ran out in the optimizer's step, which leaves undefined weights.
+        """Restore the last checkpoint after memory ran out in the optimizer's step, so that weights are undefined.
 
         ``lost`` is the message of the out-of-memory error.
 
         Raises:
-            MemoryExhaustedError: memory ran out before at this step or a later one, or there is no checkpoint.
+            MemoryExhaustedError: memory has run out in this way before, and the training has not passed that step
+                since; or there is no checkpoint.
         """
         at_step = self.state.step
         self._model.zero_grad(set_to_none=True)
@@ -276,10 +285,10 @@ class Engine:
         self._end_epoch()
 
     def _planned(self, epochs_done: int, batches_done: int) -> Iterator[PlannedBatch]:
-        """Yield the batches that this rank loads, in order, up to the end of the last epoch.
+        """Yield the batches that this rank must load up to the end of the last epoch, in order.
 
-        They begin after ``batches_done`` batches of epoch ``epochs_done`` (0-based). The validation batches follow the
-        training batches of every epoch.
+        The first ``batches_done`` batches of epoch ``epochs_done`` (0-based) are left out. The training batches of
+        every epoch are followed by the validation batches.
         """
         data, settings = self.task.training_data, self.settings
         classes = data.classes if settings.balance_classes else None
@@ -303,7 +312,7 @@ class Engine:
         return share(list(range(num_batches)), self._ranks.rank, self._ranks.size)
 
     def _train_step(self, batch: Batch) -> bool:
-        """Take one optimizer step on an effective batch, and return whether a checkpoint is due.
+        """Take one optimizer step on an effective batch, and return whether a checkpoint is to be saved now.
 
         ``batch`` is this rank's share of the effective batch.
         """
@@ -333,9 +342,10 @@ class Engine:
         return due or state.micro_batch < before
 
     def _count_nonfinite(self, batch: Batch, result: BatchGradients) -> None:
-        """Count a step that was skipped because its loss or gradient was not finite.
+        """Count and report a step that was skipped because its loss or gradient was not finite.
 
-        A float16 overflow, which the loss scaler handles, does not count.
+        ``batch`` is this rank's share of the samples; ``result`` has the loss. An overflow in float16, which the loss
+        scaler handles, is not counted.
 
         Raises:
             TrainingDivergedError: more steps were skipped than ``max_nonfinite_steps``.
@@ -386,14 +396,20 @@ class Engine:
     def _evaluate(
         self, model: nn.Module, data: SampleSet, loaded: Iterator[Batch], accumulator: Accumulator
     ) -> tuple[LossMean, bool]:
-        """Evaluate all of ``data``; return the mean loss, and whether an out-of-memory error lowered the micro-batch.
-
-        Both are the same on every rank; only rank 0's ``accumulator`` receives the outputs of all samples. ``loaded``
-        yields the batches of ``_planned_evaluation``, and may have further batches after them.
+        """Evaluate ``model`` on all samples of ``data``.
 
         A rank evaluates only complete effective batches, because with other batch shapes a convolution or a float32 sum
         may round differently. So scores, metrics and losses equal those of a single process to the bit, if every rank
         has the same number of threads.
+
+        Args:
+            model: the model; it is set to evaluation mode.
+            data: the samples.
+            loaded: yields the batches of ``_planned_evaluation``; further batches after them are not read.
+            accumulator: receives the outputs; with several ranks, only that of rank 0 receives all of them.
+
+        Returns:
+            (mean loss, whether an out-of-memory error lowered the micro-batch); both are the same on every rank.
         """
         model.eval()
         micro_batch, numbers = self.state.micro_batch, self._evaluated_here(data)
@@ -449,10 +465,10 @@ def evaluate_batch(
     micro_batch: int,
     report: Callable[[OutOfMemory], None] = lambda event: None,
 ) -> tuple[Outputs, LossSum, int]:
-    """Compute outputs and loss of one batch without gradient, and return them on the CPU.
+    """Compute the outputs and the loss of one batch without gradients, and return them on the CPU.
 
-    If memory runs out, caches are emptied and the whole batch is computed again. The first repetition has the same
-    micro-batch, because another split may round differently; further ones halve it.
+    If memory runs out, caches are emptied and the complete batch is computed again. The first repetition uses the same
+    micro-batch, because another split may round differently. Every further repetition halves it.
 
     Args:
         task: supplies forward pass and loss.
@@ -461,10 +477,11 @@ def evaluate_batch(
         precision: precision of the forward pass.
         device: device of ``model``.
         micro_batch: samples in memory at once.
-        report: called with every out-of-memory error.
+        report: called with the description of every out-of-memory error.
 
     Returns:
-        Outputs by name (B, ...) for B samples, the loss sum, and the micro-batch that fitted.
+        (outputs, loss, micro-batch): float32 outputs (B, ...) of the B samples by name; the loss summed over the batch,
+        with the sum of weights; and the number of samples in memory at once that fitted.
 
     Raises:
         MemoryExhaustedError: a single sample does not fit, or the comparison of all samples does not.

@@ -1,7 +1,6 @@
-"""Recognise an out-of-memory error, describe it, and record the sizes of micro-batches.
+"""Recognise out-of-memory errors, describe them, and record the micro-batch sizes of a training.
 
 A micro-batch is the part of an effective batch (the samples of one optimizer step) that is in memory at once.
-``is_out_of_memory`` looks at an error's type first, then at its message, then at its cause.
 """
 
 import re
@@ -35,7 +34,10 @@ _MESSAGES = re.compile(
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether ``error`` or an exception in its chain of causes says that memory ran out."""
+    """Return whether ``error``, or an exception in its chain of causes (``__cause__``), is an out-of-memory error.
+
+    The type of an exception is checked first, then its message.
+    """
     while error is not None:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             return True
@@ -55,7 +57,7 @@ Place = Literal["forward", "joint_loss", "backward", "validation", "optimizer_st
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """One out-of-memory error and the reaction to it."""
+    """The description of an out-of-memory error, and of the micro-batch that is tried next."""
 
     where: Place  # part of the step
     message: str  # the first line of the error
@@ -65,7 +67,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True)
 class MicroBatchChange:
-    """A change of the number of samples in memory at once, to ``micro_batch``."""
+    """A change of the micro-batch (number of samples in memory at once) to ``micro_batch``."""
 
     step: int  # number of effective batches computed before the change
     micro_batch: int
@@ -73,9 +75,10 @@ class MicroBatchChange:
 
 @dataclass
 class MicroBatchPlan:
-    """The number of samples in memory at once; an out-of-memory error lowers it for the rest of the training.
+    """The micro-batch (number of samples in memory at once) of a training, now and at every earlier step.
 
-    Every change is recorded with its step, because rounding depends on how a batch was split.
+    An out-of-memory error lowers it for the rest of the training. Every change is recorded with its step, because
+    rounding depends on how a batch was split.
     """
 
     planned: int  # the number at the beginning
@@ -87,11 +90,11 @@ class MicroBatchPlan:
 
     @property
     def current(self) -> int:
-        """The number of samples in memory at once, as of the last step."""
+        """The number of samples in memory at once, according to the last change."""
         return self.changes[-1].micro_batch
 
     def done(self, step: int, micro_batch: int) -> None:
-        """Record that ``step`` was computed with ``micro_batch`` samples at once."""
+        """Record that ``step`` was computed with ``micro_batch`` samples in memory at once, if this is a change."""
         if micro_batch != self.current:
             self.changes.append(MicroBatchChange(step, micro_batch))
 
@@ -102,7 +105,8 @@ class MicroBatchPlan:
     def resume(self, document: dict[str, Any], step: int) -> None:
         """Continue at ``step`` from the plan that ``to_document`` wrote to ``document``.
 
-        The last stored number of samples stays, unless this attempt plans another one than the stored plan did.
+        The last stored micro-batch is used on. But if ``planned`` differs from the stored ``planned``, for example
+        because the user has changed it, the new value is used.
         """
         self.changes = [MicroBatchChange(*change) for change in document["changes"]]
         if self.planned != document["planned"]:

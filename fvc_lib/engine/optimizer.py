@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 
 class EagerAdamW(torch.optim.AdamW):
-    """A ``torch.optim.AdamW`` that does not import torch's compiler; results are equal to the bit.
+    """A ``torch.optim.AdamW`` that does not import torch's compiler. Its results are equal to the bit.
 
-    torch's class imports the compiler only to exclude these methods from it. That costs 800 modules, 1.3 s of CPU
+    torch's class imports the compiler only to exclude the methods below from it. That costs 800 modules, 1.3 s of CPU
     time and 75 MB in every process that trains.
     """
 
@@ -25,7 +25,7 @@ class EagerAdamW(torch.optim.AdamW):
 
 
 def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> EagerAdamW:
-    """Return AdamW (Loshchilov and Hutter, 2019) for the trainable parameters of ``model``.
+    """Return an AdamW optimizer (Loshchilov and Hutter, 2019) for the trainable parameters of ``model``.
 
     Weight decay is not applied to parameters with fewer than two dimensions, such as biases and scales of norms.
     """
@@ -36,9 +36,10 @@ def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float)
 
 
 def learning_rate_at(step: int, total_steps: int, peak: float, warmup_share: float) -> float:
-    """Return the learning rate of ``step`` (0-based): a linear rise to ``peak``, then a cosine towards zero.
+    """Return the learning rate of ``step`` (0-based): linear warm-up to ``peak``, then cosine decay towards zero.
 
-    The rise takes ``warmup_share`` of ``total_steps``. The rate would reach zero one step after the last.
+    The warm-up takes the share ``warmup_share`` of ``total_steps``. The rate is still above zero in the last step, and
+    would be zero in the next one.
     """
     warmup_steps = round(total_steps * warmup_share)
     if step < warmup_steps:
@@ -54,10 +55,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 def finish_gradients(parameters: Iterable[nn.Parameter], factor: float, max_norm: float) -> Tensor:
-    """Multiply all gradients by ``factor``, then clip them to the joint L2 norm ``max_norm``.
+    """Multiply all gradients by ``factor``, then scale them down if their joint L2 norm exceeds ``max_norm``.
+
+    ``p.grad`` is changed in place; parameters without a gradient are skipped.
 
     Returns:
-        The norm before clipping, a scalar tensor.
+        The joint L2 norm after the multiplication and before clipping, a scalar tensor.
     """
     parameters = [p for p in parameters if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]

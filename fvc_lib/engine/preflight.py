@@ -1,11 +1,11 @@
-"""Plan the memory of a training: measure two steps in a child process, and lower a micro-batch that does not fit.
+"""Memory preflight: before a training, find the micro-batch (number of samples in memory at once) that fits.
 
-A micro-batch is the number of samples in memory at once. The child trains two steps with the planned micro-batch, with
-the same code as the engine. If it runs out of memory, another child measures half as many samples, and so on. If the
-system kills a child, the training is not affected.
+A child process trains two steps with the planned micro-batch, with the same code as the engine, and measures its
+memory. If memory does not suffice, another child measures half as many samples, and so on. If the system kills a child,
+the training is not affected.
 
-Only missing memory lowers the micro-batch. A measurement that fails for another reason, such as its time limit, leaves
-the plan as it is: the training halves its micro-batch if memory runs out later.
+Only missing memory lowers the micro-batch. If a measurement fails for another reason, such as its time limit, the
+micro-batch is used unmeasured. The training itself halves it if memory runs out later.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class StepRequest:
 
 @dataclass(frozen=True)
 class PreflightReport:
-    """The micro-batch to begin with, and its predicted peak memory."""
+    """The result of ``preflight``: the micro-batch with which to begin the training, and its predicted peak memory."""
 
     micro_batch: int
     micro_batch_planned: int
@@ -112,17 +112,17 @@ def preflight(
     time_limit_seconds: float = TIME_LIMIT_SECONDS,
     stop: Callable[[], bool] = lambda: False,
 ) -> PreflightReport:
-    """Choose the largest micro-batch whose measured step fits into ``budget``.
+    """Halve the planned micro-batch until a measured training step fits into ``budget``, and return the result.
 
-    The planned micro-batch is halved until it fits. Call this in the process that will train, before training. If the
-    budget has no room for a measurement, the micro-batch is 1. If a measurement fails for another reason than memory,
-    the micro-batch that it tried is returned.
+    Call this in the process that will train, before training. If the budget has no room for a measuring process, the
+    micro-batch is 1. If a measurement fails for another reason than memory, its micro-batch is returned. If one sample
+    alone does not fit, the micro-batch is 1, and the report says so.
 
     Args:
         request: the planned step.
-        budget: the device's memory on CUDA, main memory elsewhere.
+        budget: memory that the training may use: the device's on CUDA, main memory on other devices.
         time_limit_seconds: time limit of one measurement.
-        stop: called repeatedly during a measurement; True ends it.
+        stop: called repeatedly during a measurement; if it returns True, the measurement ends.
 
     Raises:
         StoppedError: ``stop`` returned True.
@@ -156,12 +156,12 @@ def preflight(
 def _measured(
     request: StepRequest, size: int, room_bytes: int, time_limit_seconds: float, stop: Callable[[], bool]
 ) -> int | str:
-    """Measure a training with ``size`` samples in memory at once in a child process.
+    """Measure the memory of a training step with ``size`` samples in memory at once, in a child process.
 
-    ``room_bytes`` is the memory that the budget leaves for the training.
+    ``room_bytes`` is the memory that the budget leaves for the training. ``stop`` is called repeatedly.
 
     Returns:
-        The bytes that the training adds to its process; or, if memory ran out, a text that says how.
+        The peak memory in bytes that a training adds to its process. If memory ran out, the message of that error.
 
     Raises:
         FvcError: the measurement failed for another reason than memory.
@@ -195,12 +195,13 @@ def _measured(
 
 @contextmanager
 def training_memory(compute: ComputeDevice, observer: MemoryObserver | None) -> Iterator[MemoryObserver]:
-    """Within the block, set the device's kernels, watch an accelerator's memory and speed up garbage collection.
+    """Prepare the process for a training within the block, and release the device's cached memory at its end.
 
-    Objects that exist at the beginning are excluded from garbage collection (``frozen_garbage``).
+    CUDA kernels are chosen (``cuda_kernels``). A GPU's memory is reported to ``observer``. Objects that exist at the
+    beginning are excluded from garbage collection (``frozen_garbage``), which makes it faster.
 
     Yields:
-        ``observer``, or an observer that records nothing if it is None.
+        ``observer``; if it is None, an observer that records nothing.
     """
     observer = observer or NoObserver()
     observer.event("device", compute.describe())
@@ -225,11 +226,14 @@ def planned_micro_batch(
     num_ranks: int = 1,
     stop: Callable[[], bool] | None = None,
 ) -> tuple[int, int | None]:
-    """Return the micro-batch to begin with, and the predicted peak memory in bytes (None if it was not measured).
+    """Run the memory preflight if ``config`` has it turned on, and report the result to ``observer``.
 
-    The micro-batch is lowered if the measured step does not fit into the memory budget. With several ranks (processes),
-    a rank loads its share of an effective batch and may use its share of the budget. Only one rank measures, for all
-    ranks.
+    With several ranks (training processes), one rank measures for all ranks: its share of an effective batch, within
+    its share of the memory budget. ``stop`` is called repeatedly; if it returns True, the measurement ends.
+
+    Returns:
+        (micro-batch, peak): the number of samples in memory at once with which to begin, lowered if a step does not fit
+        into the budget; and the predicted peak memory in bytes, None if it was not measured.
 
     Raises:
         StoppedError: ``stop`` returned True while a step was measured.
@@ -261,7 +265,10 @@ def planned_micro_batch(
 
 
 def device_budget(config: RunConfig, compute: ComputeDevice) -> MemoryBudget:
-    """Return the memory that a training on ``compute`` may use: the GPU's on CUDA, main memory elsewhere."""
+    """Return the memory that this process may use for a training: GPU memory on CUDA, else main memory.
+
+    Processes that share the memory get equal parts.
+    """
     probe = devices.device_memory_probe(compute.device)
     if probe is None:
         return memory.memory_budget(config.mem_gb)
@@ -274,12 +281,13 @@ def device_budget(config: RunConfig, compute: ComputeDevice) -> MemoryBudget:
 
 
 def measure(item: tuple[list[str], str]) -> int | str:
-    """Train two steps and return the bytes that the training adds to its process.
+    """Train two steps, and return the peak memory in bytes that a training adds to its process.
 
-    If memory runs out, return the first line of the error instead.
+    The memory of loader processes is estimated and added. If memory runs out, the first line of the error is returned
+    instead. ``_measured`` calls this function in a child process.
 
     Args:
-        item: Python's search path, and the pickled job in base64.
+        item: (folders to add to ``sys.path``, pickled arguments in base64).
     """
     with suppress(OSError):  # when memory ends, the system takes this process before any other; Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -309,10 +317,10 @@ def measure(item: tuple[list[str], str]) -> int | str:
 
 
 def _held(device: torch.device, *, peak: bool = False) -> int:
-    """Return the bytes that this process now holds of the memory that the budget limits; ``peak``: their largest value.
+    """Return the memory in bytes that this process uses now, or its largest value so far if ``peak`` is True.
 
-    These are the tensors' bytes on CUDA, and resident memory elsewhere. On MPS the driver's current memory is added,
-    because it is main memory as well.
+    On CUDA it is the memory of tensors, on other devices the resident memory. On MPS the driver's current memory is
+    added, because it is main memory as well.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) if peak else torch.cuda.memory_allocated(device)
@@ -321,11 +329,11 @@ def _held(device: torch.device, *, peak: bool = False) -> int:
 
 
 def _train_a_little(request: StepRequest, size: int) -> int:
-    """Train two steps with ``size`` samples in memory at once, and return the bytes of an effective batch.
+    """Train two steps with ``size`` samples in memory at once, and return the size of an effective batch in bytes.
 
-    The code is that of the engine. A copy of the weights is held meanwhile, as a training holds those of the best
-    epoch. A step computes at most two micro-batches. The second one matters, because the gradients of the first are in
-    memory then.
+    The steps use the engine's code. A copy of the weights is in memory during the steps, because a training holds the
+    weights of its best epoch. A step computes only two micro-batches: during the second one, the gradients of the first
+    are in memory, and further ones need no more.
     """
     device, batch_bytes = request.compute.device, 0
     precision = devices.Precision(request.compute)
@@ -348,7 +356,10 @@ def _train_a_little(request: StepRequest, size: int) -> int:
 
 
 def _refuse(event: OutOfMemory) -> None:
-    """Raise ``MemoryError`` for ``event``, so that ``BatchTransaction`` does not halve the micro-batch."""
+    """Raise ``MemoryError`` for the out-of-memory error ``event``.
+
+    ``BatchTransaction`` calls this before it would halve the micro-batch, so the measurement ends.
+    """
     where = f"{COMPARING}: " if event.where == "joint_loss" else ""
     raise MemoryError(f"{where}{event.message}")
 
@@ -363,7 +374,7 @@ def _limit_growth(room_bytes: int) -> None:
 
 
 def _batches(request: StepRequest) -> Iterator[Batch]:
-    """Yield ``_STEPS`` effective batches of the training data, in order. Data that is too short is repeated."""
+    """Yield ``_STEPS`` effective batches of the training data, in its order; data that is too short is repeated."""
     data, size = request.task.training_data, request.samples_per_step
     numbers = [[row % len(data) for row in range(start, start + size)] for start in range(0, _STEPS * size, size)]
     return load_batches(data, numbers, num_workers=0)

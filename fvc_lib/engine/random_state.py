@@ -43,7 +43,7 @@ _REMEDY = (
 
 
 def stable_seed(*parts: str | int) -> int:
-    """Return a seed in [0, 2**63) from ``parts``, the same on every machine and in every process."""
+    """Return a seed in [0, 2**63) that is a hash of ``parts``; it is the same on every machine and in every process."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()[:8], "big") >> 1
 
@@ -57,7 +57,7 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def forked_random_state(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's, NumPy's and Python's generators with ``seed`` for the block; restore their states at its end."""
+    """Seed torch's, NumPy's and Python's global generators with ``seed``, and restore their states after the block."""
     before = capture_random_state(device)
     seed_generators(seed)
     try:
@@ -67,10 +67,11 @@ def forked_random_state(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def capture_random_state(device: torch.device) -> dict[str, Tensor]:
-    """Return the states of all generators: ``torch``, ``numpy``, ``python`` and, for a GPU, ``device``.
+    """Return the states of all global random generators as tensors, which a checkpoint can store.
 
-    ``numpy`` and ``python`` are (627,) float64: 624 key words, the position in them, 1 if a second normal draw is
-    stored (else 0), and that draw.
+    The names are ``torch`` (CPU), ``device`` (only for a GPU), ``numpy`` and ``python``. The last two are (627,)
+    float64: the 624 words of the generator, the position in them, 1 if a second normal draw is stored (else 0), and
+    this draw.
     """
     state = np.random.get_state(legacy=False)
     keys, position = state["state"]["key"].tolist(), state["state"]["pos"]
@@ -83,9 +84,9 @@ def capture_random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_random_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """Restore the states that ``capture_random_state`` returned.
+    """Set all global random generators to ``states``, which ``capture_random_state`` returned.
 
-    The state of a GPU is skipped if ``device`` is a CPU.
+    The state of a GPU is ignored if ``device`` is the CPU.
     """
     restore_torch_state(states, device)
     *keys, position, has_normal, normal = states["numpy"].tolist()
@@ -95,7 +96,10 @@ def restore_random_state(states: dict[str, Tensor], device: torch.device) -> Non
 
 
 def torch_state(device: torch.device) -> dict[str, Tensor]:
-    """Return the states of torch's generators: ``torch`` (CPU) and, if ``device`` is on CUDA or MPS, ``device``."""
+    """Return the states of torch's generators as tensors.
+
+    The names are ``torch`` (CPU) and, if ``device`` is a GPU, ``device``.
+    """
     states = {"torch": torch.get_rng_state()}
     if device.type == "cuda":
         states["device"] = torch.cuda.get_rng_state(device)
@@ -105,7 +109,7 @@ def torch_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_torch_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """Restore the states that ``torch_state`` returned; NumPy's and Python's generators stay unchanged."""
+    """Set torch's generators to ``states``, which ``torch_state`` returned; other generators stay unchanged."""
     torch.set_rng_state(states["torch"])
     if "device" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["device"], device)
@@ -122,7 +126,7 @@ class DropoutSplitError(FvcError):
 
 @dataclass(frozen=True)
 class Samples:
-    """The positions of a forward pass's samples in the effective batch, and the seed of their dropout masks."""
+    """The indices of a forward pass's samples in the effective batch, and the seed of their dropout masks."""
 
     first: int  # index of the first sample in the effective batch
     count: int  # number of samples in the forward pass
@@ -131,9 +135,10 @@ class Samples:
 
 
 class SampleDropout:
-    """Replace the dropout layers' forward passes in ``model`` while ``samples`` is set.
+    """Make the dropout layers of ``model`` draw a separate mask for every sample, while ``samples`` is set.
 
-    Names of parameters and buffers stay. While ``samples`` is None the layers behave as in torch.
+    The forward methods of the layers and hooks of the model do this; names of parameters and buffers stay. While
+    ``samples`` is None, the layers behave as in torch. ``device`` is the device of the model.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -154,7 +159,7 @@ class SampleDropout:
 
     @property
     def is_to_be_checked(self) -> bool:
-        """Whether the model has active dropout layers (training, with p > 0), and ``check`` has not succeeded yet."""
+        """Whether ``check`` must run: no check has succeeded, and a dropout layer with p > 0 is in training mode."""
         return self._active and not self._checked
 
     def of(self, samples: Samples | None) -> None:
@@ -162,17 +167,17 @@ class SampleDropout:
         self.samples, self._num_passes = samples, 0
 
     def check(self, batch: Batch, forward: Callable[[int, Batch], Any]) -> None:
-        """Check that the first dimension of every dropout layer's input holds one sample after the other.
+        """Check that the first dimension of every dropout layer's input is the batch, in the order of the samples.
 
-        The layers' inputs for two samples computed together are compared with those for each of the two samples alone.
-        After a success, further calls do nothing.
+        Two samples are computed together and separately, and the layers' inputs are compared. After a success, further
+        calls do nothing.
 
         Args:
-            batch: has at least one sample; a single one is used twice.
-            forward: takes the index of the first sample and the samples, calls ``of`` and runs the model.
+            batch: samples to compute, at least one; if there is only one, it is used twice.
+            forward: function of (index of the first sample, samples) that calls ``of`` and runs the model.
 
         Raises:
-            DropoutSplitError: a layer's input is not ordered in this way.
+            DropoutSplitError: a layer's input has another order, or the number of dropout calls depends on the batch.
         """
         if not self.is_to_be_checked:
             return
@@ -253,7 +258,7 @@ class SampleDropout:
         )
 
     def _refuse_other_draws(self, before: dict[str, Tensor]) -> None:
-        """Raise ``DropoutSplitError`` if a forward pass drew other random numbers than the seeds of dropout masks.
+        """Raise ``DropoutSplitError`` if a forward pass drew random numbers for anything else than dropout masks.
 
         Such draws are made for a whole micro-batch at once, so they depend on the split. ``before`` has the states of
         all random generators at the beginning of the forward pass.

@@ -1,8 +1,8 @@
-"""Start the ranks (processes) of a training, forward their reports, and explain how they ended.
+"""Start the ranks (processes that train a model together), forward their reports, and explain how they ended.
 
-On one machine ``torch.multiprocessing`` starts the ranks, on several nodes of a SLURM job ``srun`` does. Each rank
-writes a file of JSON lines: its phases, its events, and how it ended. Only the metric log is written by rank 0
-itself, so that every step in a checkpoint was logged.
+On one machine ``torch.multiprocessing`` starts the ranks. On several nodes of a SLURM job ``srun`` does. Every rank
+writes a file of JSON lines with its phases, its events and its end, which the starting process reads. Rank 0 itself
+writes the metric log, so that every step in a checkpoint was logged.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The number of a process among all ranks (``rank``), and among the ranks of its machine (``local_rank``).
+    """The index of a process among all ranks (``rank``) and among the ranks of its machine (``local_rank``), from 0.
 
-    Both count from 0. ``size`` and ``local_size`` are the numbers of ranks in all and on the machine.
+    ``size`` is the number of all ranks, and ``local_size`` the number of ranks on this machine.
     """
 
     rank: int = 0
@@ -59,10 +59,11 @@ class RankPlace:
 
 
 def rank_place(environ: Mapping[str, str] | None = None) -> RankPlace:
-    """Return this process's place among the ranks, from environment variables; a single rank if there are none.
+    """Return the index of this process among the ranks, read from environment variables.
 
-    torchrun's variables are used first, then srun's. srun's are used only in a task of a job step (``SLURM_STEP_ID`` is
-    a number), not in a batch script.
+    torchrun's variables are used if they are set, else srun's. srun's are used only in a task of a job step
+    (``SLURM_STEP_ID`` is a number), not in a batch script. Without such variables, this process is the only rank.
+    ``environ`` has the environment variables; None: those of this process.
 
     Raises:
         UsageError: the variables are incomplete, or are no numbers.
@@ -81,7 +82,7 @@ def rank_place(environ: Mapping[str, str] | None = None) -> RankPlace:
 
 @dataclass(frozen=True)
 class Launch:
-    """Options that the starting process passes to each rank, as JSON in the variable ``LAUNCH_VARIABLE``."""
+    """Options that the starting process passes to every rank, as JSON in the variable ``LAUNCH_VARIABLE``."""
 
     config: str  # the run's parameters, as JSON
     log: str  # path for the ranks' output; their files of JSON lines are in the same folder
@@ -91,25 +92,25 @@ class Launch:
 
     @classmethod
     def of_environment(cls) -> Self | None:
-        """Return the options of this process and remove them from the environment; None if there are none.
+        """Return the options that the starting process passed to this rank, and remove them from the environment.
 
-        There are none if torchrun, srun or a user started the process directly.
+        The result is None if torchrun, srun or a user started this process directly.
         """
         text = os.environ.pop(LAUNCH_VARIABLE, "")  # this rank's children must not inherit it
         return cls(**json.loads(text)) if text else None
 
 
 def rank_file(log: str | Path, rank: int) -> Path:
-    """Return the path of the JSON lines that ``rank`` writes, in the folder of ``log``."""
+    """Return the path of the file of JSON lines that the rank with index ``rank`` writes, in the folder of ``log``."""
     return Path(log).with_name(f"{Path(log).stem}_{rank}.jsonl")
 
 
 class RankFile:
-    """Write one rank's JSON lines: its phases, its progress, its events, and how it ended.
+    """Write the JSON lines of one rank: its phases, its progress, its events and its end.
 
-    A line holds a call of one of the methods: its ``kind``, and its positional and named arguments. Rank 0 writes
-    everything. Other ranks write only their beginning and end, and events that concern only them, such as an
-    out-of-memory.
+    It is the ``MemoryObserver`` of a rank. A line records a call of a method: the name as ``kind``, and the positional
+    and named ``arguments``. Rank 0 writes all calls. Other ranks write only their beginning, their end, and events that
+    concern only them, such as an out-of-memory. ``log`` is the path of the ranks' output.
     """
 
     def __init__(self, log: str, rank: int) -> None:
@@ -134,7 +135,7 @@ class RankFile:
         """Do nothing: with several ranks the memory of GPUs is not sampled."""
 
     def progress(self, done: int, planned: int) -> None:
-        """Write the numbers of steps done and planned."""
+        """Write the numbers of finished and of planned steps; only rank 0 calls this."""
         self._write("progress", done, planned)
 
     def ended(self, error: BaseException) -> None:
@@ -143,9 +144,9 @@ class RankFile:
 
 
 class _RankFiles:
-    """Read the ranks' JSON lines, and forward their calls to ``memory`` and ``progress``.
+    """Read the JSON lines of all ranks, and repeat their calls on ``memory`` and ``progress``.
 
-    ``ends`` has the class and message of the error that ended a rank, by rank.
+    ``ends`` has (class name, message) of the error that ended a rank, by the rank's index.
     """
 
     def __init__(self, log: Path, size: int, memory: MemoryObserver, progress: Progress | None) -> None:
@@ -196,11 +197,11 @@ def run_ranks(
         size: number of ranks.
         launch: options for each rank.
         memory: receives the ranks' phases, steps and events.
-        stop: called several times a second; if it returns True, the ranks save and end.
-        progress: called with (steps done, steps planned).
+        stop: called several times a second; if it returns True, the ranks save their state and end.
+        progress: called with (finished steps, planned steps); None: not called.
 
     Raises:
-        StoppedError: the ranks were asked to stop; everything is saved.
+        StoppedError: the ranks stopped on request; their state is saved.
         RankLostError: the ranks lost their connections.
         RankEndedError: a rank was killed, or ended without a reason.
         FvcError: a rank failed; its error is raised with the same class.
@@ -240,9 +241,10 @@ def run_ranks(
 def _started(
     module: str, arguments: Sequence[str], size: int, nodes: int, launch: Launch, folder: str
 ) -> Sequence[Any]:
-    """Start the ranks and return their processes; with several nodes, return only the process of srun.
+    """Start the ranks, and return their processes in the order of the ranks.
 
-    ``folder`` is a temporary folder in which the ranks of one machine meet.
+    With several ``nodes``, the result is only the process of srun, which starts the ranks. ``folder`` is a temporary
+    folder for the file through which the ranks of one machine connect. The other arguments are those of ``run_ranks``.
     """
     per_node = -(-size // nodes)
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, torch.get_num_threads() // per_node))
@@ -271,9 +273,10 @@ def _started(
 
 
 def _become_rank(rank: int, module: str, arguments: list[str], log: str, variables: dict[str, str]) -> None:
-    """Run ``python -m module arguments`` in this process as ``rank``. The process ends when its parent ends.
+    """Run ``python -m module arguments`` in this process, as the rank with index ``rank``.
 
-    ``variables`` are added to the environment; ``log`` receives the output.
+    The process ends when its parent ends. ``variables`` are added to the environment. Standard output and standard
+    error are appended to the file ``log``.
     """
     _write_to(log)
     os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank))
@@ -293,9 +296,10 @@ def _end_with(parent: Any) -> None:
 
 
 def _become_srun(_: int, command: list[str], log: str, variables: dict[str, str]) -> None:
-    """Replace this process by srun.
+    """Replace this process by ``command``, which runs srun.
 
-    If the parent process dies, the system interrupts this process, because torch has requested so.
+    Output is appended to the file ``log``; ``variables`` are added to the environment. If the parent process dies, the
+    system sends srun an interrupt, as torch has requested for its child processes.
     """
     _write_to(log)
     os.execvpe(command[0], command, {**os.environ, **variables})
@@ -321,14 +325,14 @@ def _kill(ranks: Sequence[Any]) -> None:
 
 
 def _reason(ends: Mapping[int, tuple[str, str]], codes: Mapping[int, int], log: Path) -> FvcError | StoppedError:
-    """Return the error that explains best why the ranks ended.
+    """Return the error to raise after the ranks ended: the one that explains the end best.
 
-    Errors of ranks are preferred to stops. A lost connection is the last choice, because it mostly follows from another
-    rank's end.
+    An error of a rank is preferred to a stop, and a stop to a lost connection. A lost connection mostly is a
+    consequence of another rank's end.
 
     Args:
-        ends: class and message of the error that ended a rank, by rank.
-        codes: exit codes other than 0, by rank; negative numbers are signals.
+        ends: (class name, message) of the error that ended a rank, by the rank's index.
+        codes: exit codes other than 0, by the rank's index; a negative number is a signal.
         log: path of the ranks' output, for the message.
     """
     lost, stopped = RankLostError.__name__, StoppedError.__name__

@@ -1,10 +1,11 @@
-"""Exchange data between the processes that train one model together, called ranks.
+"""Exchange data between ranks, the processes that train one model together.
 
-A meeting is one small exchange between all ranks, and every larger exchange begins with a meeting. Between two meetings
-a rank computes and handles errors alone. A rank that cannot continue sends its error at its next meeting, and all ranks
-raise it. No code that may fail stands between a meeting and the exchange that follows it.
+A meeting (``Ranks.meet``) is a small exchange between all ranks, and every larger exchange begins with a meeting.
+Between two meetings a rank computes and handles errors alone. A rank that cannot continue sends its error at its next
+meeting, and all ranks raise it. No code that may fail is executed between a meeting and the larger exchange after it.
 
-Micro-batches run without synchronisation. Gradients are summed once per step, after the last micro-batch of every rank.
+Micro-batches (parts of a batch that are in memory at once) run without synchronisation. Gradients are summed once per
+step, after the last micro-batch of every rank.
 """
 
 from __future__ import annotations
@@ -38,31 +39,33 @@ class RankLostError(FvcError):
 
 
 class RankEndedError(RankLostError):
-    """A rank was ended by a signal, or ended without a reason. Exit code 1.
+    """A rank was ended by a signal, or ended without giving a reason. Exit code 1: a SLURM job does not requeue itself.
 
-    Its machine works, so a retry may fail in the same way, and the job is not requeued.
+    The machine still works, so a repetition might fail in the same way.
     """
 
     exit_code = 1
 
 
 class RankFailedError(FvcError):
-    """Another rank ended with an error whose class is no ``FvcError``."""
+    """Another rank ended with an error that is no ``FvcError``."""
 
 
 class Ranks:
-    """The exchanges of one rank with all others. This base class is for a training in a single process.
+    """The interface through which a rank exchanges data with all other ranks.
 
-    All ranks must call the methods in the same order. Only rank 0 (the leader) reads and writes the run's files.
+    This base class is for a training in a single process, where nothing is exchanged. All ranks must call the methods
+    in the same order. ``rank`` is the index of this process, and ``size`` the number of ranks. Only rank 0 (the leader)
+    reads and writes the run's files.
     """
 
     rank = 0
     size = 1
 
     def meet(self, place: str, *mine: Any) -> list[tuple[Any, ...]]:
-        """Send the values ``mine`` to all ranks, and return those of every rank, in the order of the ranks.
+        """Send the values ``mine`` to all ranks, and return a tuple of values per rank, in the order of the ranks.
 
-        ``place`` names the meeting; it must be the same on all ranks.
+        Values must be small and picklable. ``place`` is a name of the meeting; it must be the same on all ranks.
 
         Raises:
             RankLostError: the connection to a rank was lost.
@@ -79,9 +82,9 @@ class Ranks:
         return make()
 
     def everyone(self, place: str, value: T) -> list[T]:
-        """Send a small ``value`` to all ranks, and return those of every rank, in the order of the ranks.
+        """Send ``value`` to all ranks, and return the values of all ranks, in the order of the ranks.
 
-        ``place`` is as in ``meet``.
+        A value may consist of tensors, numbers, text, None, and lists and dicts of them. ``place`` is as in ``meet``.
 
         Raises:
             MemoryError: a rank had not enough memory to pack its value; raised on all ranks.
@@ -89,20 +92,26 @@ class Ranks:
         return [value]
 
     def add_up(self, place: str, tensor: Tensor) -> None:
-        """Replace ``tensor`` by its sum over the ranks, equal to the bit on all ranks. Call ``meet`` before."""
+        """Replace ``tensor`` in place by its sum over the ranks, which is equal to the bit on all ranks.
+
+        Call ``meet`` directly before. ``place`` names the exchange in error messages.
+        """
 
     def sharing_errors(self) -> AbstractContextManager[None]:
-        """If an exception leaves the block, send it to the other ranks at their next meeting, and raise it here."""
+        """Return a context manager that sends an exception in its block to the other ranks, and raises it here.
+
+        The other ranks raise it at their next meeting.
+        """
         return nullcontext()
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks know after they have exchanged the results of a gradient computation.
+    """The result of ``GradientSum.agree``, which is the same on all ranks.
 
     Attributes:
         micro_batch: the smallest micro-batch (number of samples in memory at once) of any rank.
-        settled: whether all ranks used this micro-batch and have gradients.
+        settled: whether all ranks have gradients that were computed with this micro-batch.
         loss: the loss over the samples of all ranks.
     """
 
@@ -112,10 +121,11 @@ class Agreement:
 
 
 class GradientSum:
-    """Sum the gradients of several ranks, in the precision of the parameters; do nothing with a single rank.
+    """Sum the gradients of ``model`` over all ranks, in the precision of the parameters.
 
-    A parameter without a gradient on this rank counts as zeros. If no rank has a gradient, it stays None, as in a
-    single process. Buffers of about ``BUCKET_BYTES`` are allocated here, so that no exchange allocates.
+    Call ``complete`` after the backward passes, then ``agree``, then ``sum``. A missing gradient of this rank counts as
+    zeros. If no rank has a gradient for a parameter, the gradient stays None, as in a single process. Buffers of about
+    ``BUCKET_BYTES`` are allocated here, so that no exchange allocates. With a single rank nothing is done.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
@@ -143,20 +153,23 @@ class GradientSum:
             self._buckets.append((group, bucket, views))
 
     def complete(self) -> None:
-        """Set missing gradients to zeros. If this runs out of memory, the other ranks are not disturbed yet."""
+        """Set the missing gradients of this rank to zeros.
+
+        This is a separate step because it may run out of memory, which this rank can still handle alone.
+        """
         self._missing = [number for number, parameter in enumerate(self._parameters) if parameter.grad is None]
         for number in self._missing:
             self._parameters[number].grad = torch.zeros_like(self._parameters[number])
 
     def agree(self, micro_batch: int, loss: LossMean, *, again: bool = False) -> Agreement:
-        """Exchange the micro-batch and the loss of every rank's share, and return what all ranks agree on.
+        """Exchange the micro-batches and losses of all ranks, and return the smallest micro-batch and the total loss.
 
         Losses are added in the order of the ranks, so the sum is equal to the bit on all ranks.
 
         Args:
             micro_batch: the micro-batch that this rank used.
             loss: the loss over this rank's samples.
-            again: whether this rank has no gradients yet, so that all ranks must compute them again.
+            again: whether this rank failed to compute its gradients, so that all ranks must compute theirs again.
         """
         rows = self._ranks.meet("gradients", micro_batch, loss.total, loss.weight, again, self._missing)
         total = LossMean()
@@ -178,15 +191,15 @@ class GradientSum:
 
 
 class ProcessRanks(Ranks):
-    """Ranks that run as separate processes and exchange data over torch.distributed's default group.
+    """Ranks that run as separate processes and exchange data through torch.distributed's default process group.
 
-    Everything but gradients of CUDA tensors goes over gloo, which notices a dead rank when its connection closes.
+    NCCL sums CUDA gradients. All other data goes through gloo, which notices a dead rank when its connection closes.
 
     Args:
-        rank: number of this process, from 0.
+        rank: index of this process, from 0.
         size: number of ranks.
-        cuda: whether to sum gradients by nccl, on the current CUDA device.
-        init_method: address at which the ranks meet, as in ``torch.distributed.init_process_group``.
+        cuda: whether to sum gradients on the current CUDA device, through NCCL.
+        init_method: address through which the ranks connect, as in ``torch.distributed.init_process_group``.
         patience_seconds: time limit of every exchange.
 
     Raises:
@@ -215,7 +228,10 @@ class ProcessRanks(Ranks):
             )
 
     def meet(self, place: str, *mine: Any) -> list[tuple[Any, ...]]:
-        """See ``Ranks``. If some ranks failed and others were stopped, the error of a failed rank is raised."""
+        """Exchange small values between all ranks, as ``Ranks.meet`` describes.
+
+        If some ranks failed and others were stopped, the error of a failed rank is raised.
+        """
         if self._over:
             raise RankLostError(f"this rank has left the others already and cannot meet them at {place!r}.")
         rows = self._exchange(place, mine)
@@ -229,7 +245,10 @@ class ProcessRanks(Ranks):
         return [values for _, values, _ in rows]
 
     def from_leader(self, place: str, make: Callable[[], T]) -> T:
-        """See ``Ranks``; the value is packed into bytes and broadcast."""
+        """Return rank 0's result of ``make`` on every rank, as ``Ranks.from_leader`` describes.
+
+        The value is packed into bytes and broadcast.
+        """
         value = make() if self.rank == 0 else None
         blob = _packed(value)
         size = self.meet(place, blob.numel())[0][0]
@@ -240,7 +259,10 @@ class ProcessRanks(Ranks):
         return value if self.rank == 0 else _unpacked(blob)  # type: ignore[return-value]
 
     def everyone(self, place: str, value: T) -> list[T]:
-        """See ``Ranks``; the values are packed into bytes and exchanged at a meeting."""
+        """Return the values of all ranks, as ``Ranks.everyone`` describes.
+
+        The values are packed into bytes and exchanged at a meeting.
+        """
         blob = None
         try:
             blob = _packed(value)
@@ -253,13 +275,13 @@ class ProcessRanks(Ranks):
         return [_unpacked(packed) for packed in blobs]
 
     def add_up(self, place: str, tensor: Tensor) -> None:
-        """See ``Ranks``."""
+        """Replace ``tensor`` in place by its sum over the ranks, as ``Ranks.add_up`` describes."""
         with self._committed(place):
             dist.all_reduce(tensor)
 
     @contextmanager
     def sharing_errors(self) -> Iterator[None]:
-        """See ``Ranks``."""
+        """Send an exception in the block to the other ranks, as ``Ranks.sharing_errors`` describes."""
         try:
             with _loss_noticed("an exchange between GPUs", dist.DistBackendError):  # it fails after it was begun
                 yield
@@ -271,7 +293,7 @@ class ProcessRanks(Ranks):
             raise
 
     def close(self) -> None:
-        """Leave the process group; all ranks must do so."""
+        """Close the connections to the other ranks. All ranks must call this."""
         dist.destroy_process_group()
 
     def _exchange(self, place: str, values: tuple[Any, ...], failure: tuple[str, str] | None = None) -> list[Any]:
@@ -282,10 +304,9 @@ class ProcessRanks(Ranks):
 
     @contextmanager
     def _committed(self, place: str) -> Iterator[None]:
-        """Mark this rank as having left the others, unless the block succeeds.
+        """Guard the exchange in the block: if it fails, this rank takes part in no further exchange.
 
-        The block holds an exchange in which the other ranks wait. They notice an error of this rank only when its
-        process ends.
+        The other ranks wait in the same exchange. They notice that this rank failed only when its process ends.
         """
         over, self._over = self._over, True
         with _loss_noticed(place):
@@ -318,9 +339,10 @@ def _unpacked(blob: Tensor) -> Any:
 
 
 def error_named(name: str, message: str) -> FvcError | StoppedError:
-    """Return an error with ``message`` whose class is called ``name``.
+    """Return an error with ``message`` of the class called ``name``.
 
-    The class is ``StoppedError``, or ``FvcError`` or a subclass. For any other name the error is a ``RankFailedError``.
+    The class may be ``StoppedError``, ``FvcError`` or a subclass of it. For any other name, the error is a
+    ``RankFailedError``.
     """
     if name == StoppedError.__name__:
         return StoppedError(message)
@@ -333,12 +355,12 @@ def error_named(name: str, message: str) -> FvcError | StoppedError:
 
 
 def refuse_unequal_ranks(ranks: Ranks, numerics: dict[str, str]) -> None:
-    """Check that all ranks round in the same way; otherwise their weights would drift apart.
+    """Check that the settings on which rounding depends are equal on all ranks.
 
-    ``numerics`` has the settings of this rank on which rounding depends, as text by name.
+    If they differed, the ranks' weights would drift apart. ``numerics`` has the settings of this rank, as text by name.
 
     Raises:
-        UsageError: ``numerics`` differs between two ranks.
+        UsageError: the settings of two ranks differ.
     """
     for rank, other in enumerate(ranks.everyone("numerics", numerics)):
         if other != numerics:

@@ -2,17 +2,17 @@
 
 An effective batch has the samples of one optimizer step. It is computed in micro-batches, parts that are in memory one
 at a time. The loss of a micro-batch is a weighted sum over samples. The gradients of these sums are added, and divided
-once by the total weight. So any split gives the full batch's gradients: within 1e-6 relative in float32, and 1e-12 in
-float64. For parts of one sample it is 1e-5 in float32, because torch computes them with other kernels. (The usual mean
-over equal pieces is off by up to 1.5 under a weighted loss.)
+once by the total weight. So any split gives the gradients of the unsplit batch, up to a relative error of 1e-6 in
+float32 and 1e-12 in float64. For parts of one sample the error is 1e-5 in float32, because torch computes them with
+other kernels. (The usual mean over equal parts has errors of up to 1.5 if samples have different weights.)
 
-When memory runs out, model and random state are restored, and the batch is computed again with half the micro-batch.
-So several ranks (processes) may share a batch. A rank computes, and halves its micro-batch, without the others. The
-ranks exchange data only when all of them have their gradients. torch's DistributedDataParallel sums inside the backward
-pass, where a rank that runs out of memory leaves the others waiting.
+When memory runs out, the model's buffers and the random state are restored, and the batch is computed again with half
+the micro-batch. Several ranks (processes) may share a batch. A rank computes, and halves its micro-batch, without the
+others. The ranks exchange data only when all of them have their gradients. torch's DistributedDataParallel sums inside
+the backward pass, where a rank that runs out of memory leaves the others waiting.
 
-The optimizer's step is no transaction: it changes weights in place, so if memory runs out within it, some weights
-are old and some new. Only a checkpoint then has the old weights (``StepLostError``).
+The optimizer's step is no transaction: it changes weights in place. If memory runs out within it, some weights are old
+and some new. Then a checkpoint must be restored (``StepLostError``).
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class BatchNormSplitError(FvcError):
 
 @dataclass(frozen=True)
 class BatchGradients:
-    """The result of ``BatchTransaction.gradients``.
+    """The result of ``BatchTransaction.gradients``, in addition to the gradients in ``p.grad``.
 
-    ``p.grad`` of every parameter ``p`` then has the gradient of ``loss.total / num_samples``. In float16 it is also
-    multiplied by the loss scale.
+    ``p.grad`` of a parameter ``p`` is the gradient of ``loss.total / num_samples``. In float16 it is also multiplied by
+    the loss scale.
 
     Attributes:
         loss: the loss summed over the samples of all ranks, and the sum of their weights.
@@ -94,20 +94,24 @@ class _Work:
     buffers: dict[str, Tensor]  # copies of the model's buffers
 
     def parts(self, micro_batch: int) -> list[tuple[int, Batch]]:
-        """Return the micro-batches as (index of the first sample in ``batch``, samples)."""
+        """Return the parts of ``batch``, in order, as pairs (index of the first sample in ``batch``, samples).
+
+        A part has ``micro_batch`` samples; the last may have fewer.
+        """
         starts = range(0, len(self.batch), micro_batch)
         return [(start, self.batch.part(start, start + micro_batch)) for start in starts]
 
 
 class BatchTransaction:
-    """Compute the gradients of effective batches for one task and model.
+    """Compute the gradients of effective batches, and start again with smaller micro-batches if memory runs out.
 
     Args:
         task: supplies forward pass and loss.
         model: the model to train, on ``device``.
         precision: autocast and loss scaling.
         device: device of the computation.
-        report: called with every out-of-memory error, after its memory was freed and before the next attempt.
+        report: called with the description of every out-of-memory error, after memory was freed and before the next
+            attempt.
         ranks: the ranks that share every effective batch; None: only this process.
     """
 
@@ -136,7 +140,7 @@ class BatchTransaction:
     def gradients(
         self, batch: Batch, micro_batch: int, num_samples: int | None = None, *, draws: int = 0
     ) -> BatchGradients:
-        """Compute the gradients of ``batch`` in parts of at most ``micro_batch`` samples, and leave them in ``p.grad``.
+        """Compute the gradients of the effective batch, and store them in ``p.grad`` of the model's parameters.
 
         If memory runs out, the micro-batch is halved and the computation starts again. With several ranks, the
         gradients are summed over all ranks, and all ranks use the smallest micro-batch of any rank.
@@ -145,11 +149,10 @@ class BatchTransaction:
             batch: the samples; with several ranks, this rank's share, which may be empty.
             micro_batch: largest number of samples in memory at once.
             num_samples: size of the effective batch over all ranks; None: ``batch`` is the whole effective batch.
-            draws: seed of dropout, used with the samples' positions. Must differ between steps and be equal on all
-                ranks.
+            draws: seed of the dropout masks. It must differ between steps and be equal on all ranks.
 
         Raises:
-            MemoryExhaustedError: a single sample, or the comparison of all samples, fits in neither of two attempts.
+            MemoryExhaustedError: memory ran out twice with a single sample, or twice in comparing all samples.
             BatchNormSplitError: the batch must be split and the model has a training batch norm.
             DropoutSplitError: the batch must be split and the model draws random numbers that depend on the split.
             FvcError: another rank failed; the error has the class and message of that rank's error.
@@ -179,10 +182,10 @@ class BatchTransaction:
         return BatchGradients(agreed.loss, number, agreed.micro_batch)
 
     def _sum_over_samples(self, work: _Work, micro_batch: int) -> Agreement:
-        """Compute the gradients of a loss that is a sum over samples, and agree with the other ranks.
+        """Compute this rank's gradients of a loss that is a sum over samples, and agree with the other ranks.
 
         The exchange is repeated until all ranks have the same micro-batch, or until this rank must compute again with a
-        smaller one. A smaller micro-batch that still holds this rank's whole share needs no new computation.
+        smaller one. If all samples of this rank fit into the smaller micro-batch, it need not compute again.
         """
         loss, micro_batch = self._until_it_fits(partial(self._accumulate, work), work, micro_batch)
         while True:
@@ -203,10 +206,11 @@ class BatchTransaction:
         return _mean_of(losses)
 
     def _compare_samples(self, joint: JointLoss, work: _Work, micro_batch: int) -> Agreement:
-        """Compute the gradients of a loss that also compares samples (``joint_loss``), and agree with the other ranks.
+        """Compute this rank's gradients of a loss that also compares samples, and agree with the other ranks.
 
-        Compute the outputs of all samples, then their joint loss over all ranks, then the backward pass of every
-        micro-batch. If memory runs out after the ranks' first exchange, all ranks begin again.
+        First the outputs of all samples are computed, then their joint loss over all ranks, then the backward pass of
+        every micro-batch. If memory runs out on a rank after the first exchange, all ranks start again. ``joint`` is
+        the task.
         """
 
         def collect(fitting: int) -> Compared:
@@ -223,11 +227,12 @@ class BatchTransaction:
     def _joint_part(
         self, joint: JointLoss, compared: Compared, work: _Work
     ) -> tuple[tuple[Tensor, Outputs] | None, str]:
-        """Compute this rank's share of the joint loss, with gradients for this rank's samples.
+        """Compute this rank's share of the joint loss, and the gradient of the loss for this rank's samples.
 
         Returns:
-            ((loss, gradients by output), "") on success: the loss is a scalar, and the gradients are summed over all
-            ranks. (None, error message) if any rank ran out of memory.
+            ((loss, gradients), "") on success. The loss is a scalar: the terms of this rank's samples. The gradients
+            are those of all ranks' losses with respect to the outputs of this rank's samples, by output name.
+            (None, error message) if any rank ran out of memory.
         """
         self._where = "joint_loss"
         self._dropout.of(None)
@@ -264,10 +269,10 @@ class BatchTransaction:
         return _mean_of(losses)
 
     def _until_it_fits(self, compute: Callable[[int], T], work: _Work, micro_batch: int) -> tuple[T, int]:
-        """Call ``compute(micro_batch)``, with smaller micro-batches until memory suffices.
+        """Call ``compute(micro_batch)``, and repeat it with smaller micro-batches until memory suffices.
 
         Returns:
-            The result of ``compute``, and the micro-batch that fitted.
+            (result of ``compute``, micro-batch with which it succeeded).
         """
         while True:
             largest = min(micro_batch, len(work.batch))
@@ -282,13 +287,14 @@ class BatchTransaction:
             micro_batch = self._smaller(failure, work, micro_batch)
 
     def _smaller(self, failure: str, work: _Work, micro_batch: int) -> int:
-        """Restore the state before the batch after an attempt ran out of memory, and return the next micro-batch.
+        """Undo an attempt that ran out of memory, and return the micro-batch of the next attempt.
 
-        It is half of the one that failed, at least 1. An attempt with a single sample, or one that failed in comparing
-        all samples, is repeated once. ``failure`` is the error's message.
+        It is half of ``micro_batch``, at least 1. The state before the batch is restored, and the error with the
+        message ``failure`` is reported. If a single sample, or the comparison of all samples, did not fit, there is
+        only one more attempt.
 
         Raises:
-            MemoryExhaustedError: such an attempt failed twice.
+            MemoryExhaustedError: the last attempt already was this repetition.
         """
         # A rank whose share is empty still takes part in the comparison of all samples.
         used, comparing = min(micro_batch, len(work.batch) or micro_batch), self._where == "joint_loss"
@@ -329,16 +335,19 @@ class BatchTransaction:
             buffer.copy_(work.buffers[name])
 
     def _check_dropout(self, work: _Work) -> None:
-        """Check once that dropout masks are drawn per sample; skip the check if memory does not suffice."""
+        """Check that the model's dropout masks can be drawn per sample; skip the check if memory does not suffice.
+
+        After a success, further calls do nothing.
+        """
         if len(work.batch) and self._dropout.is_to_be_checked:
             attempt(partial(self._dropout.check, work.batch, partial(self._forward, work, split=True)))
             self._restore(work)
 
 
 def attempt(compute: Callable[[], T]) -> tuple[T | None, str]:
-    """Return (result of ``compute``, ""), or (None, message of the error) if memory ran out.
+    """Call ``compute``. Return (its result, ""), or (None, first line of the error) if memory ran out.
 
-    The second return is not within ``except``, because the traceback would keep the tensors in memory there.
+    The second return is after the ``except`` block, where no traceback keeps tensors in memory.
     """
     try:
         return compute(), ""
@@ -396,7 +405,7 @@ def sample_too_large(failure: str, batch: Batch) -> MemoryExhaustedError:
 
 
 class StepLostError(Exception):
-    """Memory ran out while the weights were being changed. The engine catches this and restores a checkpoint."""
+    """Memory ran out within the optimizer's step, so weights are undefined. The engine then restores a checkpoint."""
 
 
 def take_together(
@@ -432,17 +441,17 @@ def take_together(
 
 
 class Stepper:
-    """AdamW with clipping and loss scaling for one model.
+    """Take optimizer steps for one model: AdamW with gradient clipping and, in float16, loss scaling.
 
     Attributes:
         learning_rate: learning rate of the last step; before the first step, the initial value.
 
     Args:
         model: the model to train; already on its device.
-        precision: scales the losses in float16.
-        learning_rate: the initial value; ``take`` receives the rate of its step.
-        weight_decay: applies to parameters with two or more dimensions.
-        max_gradient_norm: L2 norm to which gradients are clipped.
+        precision: has the loss scaler.
+        learning_rate: the initial value; ``take`` receives the learning rate of its step.
+        weight_decay: weight decay of parameters with two or more dimensions; it is 0 for all others.
+        max_gradient_norm: largest joint L2 norm of all gradients; larger gradients are scaled down to it.
     """
 
     def __init__(
@@ -461,9 +470,10 @@ class Stepper:
         self.learning_rate = learning_rate
 
     def take(self, result: BatchGradients, learning_rate: float) -> float:
-        """Take a step unless the gradients are not finite, and return their L2 norm before clipping.
+        """Take a step, and return the joint L2 norm of the gradients before clipping.
 
-        ``result`` describes the gradients, which are in ``p.grad``.
+        If the norm is not finite, the weights stay unchanged. ``result`` describes the gradients, which are in
+        ``p.grad``.
 
         Raises:
             StepLostError: memory ran out; the weights are undefined now.
@@ -474,7 +484,7 @@ class Stepper:
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the optimizer and of the loss scaler, by name."""
+        """Return the states of the optimizer (with its learning rate) and of the loss scaler, by name."""
         optimizer = {"state": self._optimizer.state_dict()["state"], "learning_rate": self.learning_rate}
         return {"optimizer": optimizer, "scaler": self._precision.scaler.state_dict()}
 
@@ -501,13 +511,14 @@ class Stepper:
 
 @dataclass(frozen=True)
 class FirstStep:
-    """The results of one step on ``batch``.
+    """The results of ``first_step``: a forward and backward pass on a small batch, for display in a notebook.
 
     Attributes:
         batch: the samples, on the CPU.
-        lines: two sentences: on the device, and on the network with its loss and gradient norm.
-        network: one row per child module: ``part`` (its name), ``class`` and ``parameters`` (number of trainable ones).
-        tensors: one row per input and output: ``tensor`` (its name), ``shape`` and ``dtype``.
+        lines: two texts: a description of the device, and a sentence with the network's loss and gradient norm.
+        network: one row per child module of the network, with the columns ``part`` (its name), ``class`` and
+            ``parameters`` (number of trainable parameters). The last row has the network's own parameters.
+        tensors: one row per input and output tensor, with the columns ``tensor`` (its name), ``shape`` and ``dtype``.
     """
 
     batch: Batch
@@ -518,6 +529,8 @@ class FirstStep:
 
 def first_step(task: Task, config: RunConfig, *, num_samples: int = 4) -> FirstStep:
     """Build the task's network, run one forward and backward pass on a small batch, and return the results.
+
+    The weights are not changed.
 
     Args:
         task: the task to train.

@@ -1,6 +1,8 @@
 """Define the interface between a task (a training problem) and the engine (the code that trains).
 
-A task supplies data sets, a model, a loss and accumulators, which collect outputs and compute metrics.
+A task supplies data sets, a model, a loss and accumulators, which collect outputs and compute metrics. An effective
+batch has the samples of one optimizer step. A micro-batch is the part of it that is in memory at once. A rank is one of
+the processes that train a model together.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ Outputs = dict[str, Tensor]
 class Sample:
     """One example of a data set.
 
-    ``sample_id`` names it in messages. ``tensors`` has its tensors by name, without a batch dimension.
+    ``sample_id`` names the sample in messages and tables. ``tensors`` has its tensors by name, without a batch
+    dimension.
     """
 
     sample_id: str
@@ -40,7 +43,7 @@ class Batch:
         return len(self.sample_ids)
 
     def part(self, start: int, stop: int) -> Batch:
-        """Return the samples from index ``start`` up to, but not including, ``stop``. Tensors are views, not copies."""
+        """Return the samples ``start`` to ``stop`` - 1 as a batch whose tensors are views, not copies."""
         return Batch(self.sample_ids[start:stop], {name: t[start:stop] for name, t in self.tensors.items()})
 
     def to(self, device: torch.device) -> Batch:
@@ -63,10 +66,9 @@ def stack_samples(samples: Sequence[Sample]) -> Batch:
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss as two numbers: the weighted sum over samples, and the sum of the weights.
+    """The loss of a batch as two numbers: the weighted sum over samples, and the sum of the weights.
 
-    They are stored separately because the mean over a batch is not the mean of its micro-batches' means, if weights
-    differ.
+    Such sums can be added over micro-batches. Means cannot, if the weights of the micro-batches differ.
     """
 
     total: Tensor  # scalar with a gradient
@@ -74,7 +76,7 @@ class LossSum:
 
 
 class LossMean:
-    """The weighted mean of all losses added so far; NaN while their weights sum to zero."""
+    """A running weighted mean of losses: the sum of losses and the sum of weights over all added batches."""
 
     def __init__(self, total: float = 0.0, weight: float = 0.0) -> None:
         self.total = total
@@ -92,7 +94,7 @@ class LossMean:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the sum is finite and the weight positive, so that a step can be taken."""
+        """Whether the sum of losses is finite and the sum of weights positive, so that a step can be taken."""
         return math.isfinite(self.total) and self.weight > 0
 
     def mean(self) -> float:
@@ -129,11 +131,11 @@ class SampleColumns:
         return torch.cat(self._parts[name])
 
     def to_document(self) -> dict[str, Any]:
-        """Return ids and tensors as in ``Accumulator.to_document``."""
+        """Return the table as a dict for ``add_document``: ``ids``, and ``columns`` with CPU tensors by name."""
         return {"ids": list(self._ids), "columns": {name: self.column(name) for name in self._parts}}
 
     def add_document(self, document: Mapping[str, Any]) -> None:
-        """Append the samples that ``to_document`` returned."""
+        """Append the samples of ``document``, which ``to_document`` of another table returned."""
         self.add(document["ids"], document["columns"])
 
 
@@ -142,7 +144,7 @@ class SampleSet(Protocol):
 
     @property
     def classes(self) -> Sequence[int] | None:
-        """The class of each of the N samples, (N,), for balanced sampling; None if the data has no classes."""
+        """The class of every sample as an integer, N values, for balanced sampling; None if there are no classes."""
 
     def __len__(self) -> int: ...
 
@@ -150,28 +152,28 @@ class SampleSet(Protocol):
 
 
 class Accumulator(Protocol):
-    """Collects outputs over batches and computes metrics from them. The outputs are on the CPU, without gradient."""
+    """Collect a model's outputs over batches, and compute metrics from them."""
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
-        """Add the outputs of one batch."""
+        """Add the outputs of one batch, by name. They are on the CPU and have no gradient."""
 
     def compute(self) -> dict[str, float]:
         """Return the metrics over all added batches, by name."""
 
     def to_document(self) -> dict[str, Any]:
-        """Return everything that was added, to send it to another process.
+        """Return all collected data as a dict that can be sent to another process.
 
-        It consists of CPU tensors, numbers, text, and lists and dicts of them. Keep values per sample in order. Keep a
-        sum that is rounded as one number per batch. Then ``add_document``, called in the order of the samples, gives
-        the same metrics, to the bit, as a single pass.
+        It may hold CPU tensors, numbers, text, and lists and dicts of them. Store values per sample in the order of the
+        samples. Store a float sum as one number per batch, not as a total. Then ``add_document``, called in the order
+        of the samples, gives the same metrics, to the bit, as a single pass.
         """
 
     def add_document(self, document: Mapping[str, Any], /) -> None:
-        """Add what ``to_document`` of another accumulator returned, after all samples added so far."""
+        """Append the data that ``to_document`` of another accumulator returned, after the samples added so far."""
 
 
 class Task(Protocol):
-    """A training problem for the engine.
+    """The interface of a training problem that the engine can train.
 
     Losses are sums with weights, so that a batch may be split without changing the result.
     """
@@ -202,9 +204,9 @@ class JointLoss(Protocol):
     """A task that also compares the samples of an effective batch with one another, as contrastive losses do.
 
     Such a loss cannot be computed from one micro-batch (the part of an effective batch that is in memory at once).
-    The engine therefore collects the named outputs of the whole effective batch, over all micro-batches and ranks. It
-    computes their loss and sends the gradient back through every micro-batch (L. Gao et al., "Scaling deep contrastive
-    learning batch size under memory limited setup", 2021). So the gradients do not depend on how the batch is split.
+    The engine therefore collects the outputs ``joint_outputs`` of the effective batch over all micro-batches and ranks.
+    It computes their loss and sends the gradient back through every micro-batch (L. Gao et al., "Scaling deep
+    contrastive learning batch size under memory limited setup", 2021). So the gradients do not depend on the split.
     ``forward`` must draw the same random numbers when it is called again from the same random state.
 
     The loss must be a sum over samples, where the term of a sample compares it with all others. Every rank computes
@@ -232,21 +234,25 @@ class JointLoss(Protocol):
 
 @runtime_checkable
 class BoundedGradients(Protocol):
-    """A module that changes its gradients after they were summed over a whole effective batch and all ranks.
+    """A module that changes its gradients before the optimizer's step, for example to limit them.
 
-    It cannot do so in its backward pass, which sees only the gradients of one micro-batch on one rank (process).
+    The engine calls it after the gradients were summed over all micro-batches and ranks of an effective batch. A
+    backward pass could not do this, because it has only the gradients of one micro-batch on one rank.
     """
 
     def bound_gradients(self) -> None:
-        """Change ``p.grad`` of this module's parameters ``p`` in place, the same way on every rank. It may be None."""
+        """Change the gradients ``p.grad`` of this module's parameters in place, in the same way on every rank.
+
+        A gradient may be None.
+        """
 
 
 @runtime_checkable
 class FollowsEpochs(Protocol):
-    """A task whose trainable parameters change from epoch to epoch."""
+    """A task that trains other parameters in some epochs than in others, for example only the head at first."""
 
     def begin_epoch(self, model: nn.Module, epoch: int, /) -> None:
-        """Set ``requires_grad`` of all parameters for ``epoch`` (0-based), whatever the current values are.
+        """Set ``requires_grad`` of all parameters of ``model`` for ``epoch`` (0-based), independently of their values.
 
         The engine calls this at the beginning of every epoch, and when a training resumes within an epoch.
         ``build_model`` must return a model with ``requires_grad=True`` for every parameter that any epoch trains.
@@ -255,12 +261,12 @@ class FollowsEpochs(Protocol):
 
 @dataclass(frozen=True)
 class Stream:
-    """The positions of N samples in shards (files that are read from beginning to end).
+    """The positions of a data set's N samples in shards (files that are read from beginning to end).
 
     Attributes:
         shards: (N,) int64, number of the shard that holds each sample.
         places: (N,) int64, position of each sample within its shard.
-        buffer: size of the shuffle buffer, from which the next sample is drawn; at least 1.
+        buffer: number of samples in the shuffle buffer, from which the next sample is drawn; at least 1.
     """
 
     shards: npt.NDArray[np.int64]
@@ -270,7 +276,7 @@ class Stream:
 
 @runtime_checkable
 class StreamedSampleSet(Protocol):
-    """A data set that may be fast to read only in the order of its files."""
+    """A data set whose samples may be stored in shards that are slow to read in random order."""
 
     @property
     def stream(self) -> Stream | None:

@@ -1,4 +1,8 @@
-"""Save and restore the state of a training, including all random states, and report its metrics and events."""
+"""Save and restore the state of a training, including all random states, and report its metrics and events.
+
+An effective batch has the samples of one optimizer step. A micro-batch is the part of it that is in memory at once. A
+rank is one of the processes that train a model together.
+"""
 
 import logging
 import math
@@ -43,7 +47,7 @@ class EpochRecord:
 
 @dataclass
 class TrainingState:
-    """The progress of a training."""
+    """The progress of a training, without the weights and the optimizer's state."""
 
     micro_batches: MicroBatchPlan  # number of samples in memory at once, now and at every earlier step
     epochs_done: int = 0  # finished epochs
@@ -64,7 +68,7 @@ class TrainingState:
         return self.micro_batches.current
 
     def to_document(self) -> dict[str, Any]:
-        """Return the state as numbers, texts, lists and dicts.
+        """Return the state as a dict of numbers, texts, lists and dicts, for a checkpoint.
 
         The best model is left out, because the checkpoint stores it separately.
         """
@@ -80,12 +84,13 @@ class TrainingState:
     def from_document(
         cls, document: Mapping[str, Any], best_model: dict[str, Tensor], micro_batches: MicroBatchPlan
     ) -> Self:
-        """Return the state that ``to_document`` wrote to ``document``.
+        """Return the state that is stored in ``document``.
 
         Args:
-            document: the stored state.
+            document: result of ``to_document``.
             best_model: the weights of the best epoch, by name.
-            micro_batches: the plan of this attempt. It continues from the stored plan.
+            micro_batches: the micro-batch plan of this attempt at the training. It is changed in place to continue from
+                the stored plan.
         """
         micro_batches.resume(document["micro_batches"], document["step"])
         values = dict(document) | {
@@ -120,14 +125,17 @@ class TrainingRecord:
     best_weights: str = ""  # digest of the weights of the best epoch
 
     def schedule(self) -> str:
-        """Return the micro-batch sizes over the training as text, such as ``8; 4 from step 12``."""
+        """Return the micro-batch sizes of the training as text, such as ``8; 4 from step 12``."""
         first, *later = self.micro_batch_schedule
         return "; ".join(
             [str(first.micro_batch), *(f"{change.micro_batch} from step {change.step}" for change in later)]
         )
 
     def claim(self) -> str:
-        """Return a sentence: whether a repetition on the same kind of machine gives the same result to the bit."""
+        """Return a text that says whether the training can be repeated with the same result to the bit.
+
+        If it cannot, the text has the reasons.
+        """
         if self.inexact_because:
             return f"equality to the bit is not claimed: {'; '.join(self.inexact_because)}"
         if len(self.micro_batch_schedule) > 1:
@@ -138,7 +146,7 @@ class TrainingRecord:
 def numerics(compute: ComputeDevice, num_ranks: int = 1) -> dict[str, str]:
     """Return the settings that determine how sums are rounded, as text by name.
 
-    They are torch's version, threads, device, precision, CPU instructions and number of ranks (processes).
+    They are torch's version, the number of threads, device, precision, CPU instruction set and the number of ranks.
     """
     return {
         "torch": str(torch.__version__),  # its own class would be refused on loading
@@ -151,10 +159,10 @@ def numerics(compute: ComputeDevice, num_ranks: int = 1) -> dict[str, str]:
 
 
 class TrainingCheckpoints:
-    """Write and read the checkpoints of one training, and decide when the next one is due.
+    """Write and read the checkpoints of one training, and decide when the next checkpoint is due.
 
-    Only rank 0 (the leading process) reads and writes the folder; it sends a verified checkpoint to the other ranks.
-    The random state is stored for every rank. Everything else is the same on all ranks.
+    Only rank 0 (the leading process) reads and writes ``folder``; it sends a verified checkpoint to the other ranks.
+    The random state of every rank is stored. All other parts of the state are equal on all ranks.
     """
 
     def __init__(self, folder: CheckpointFolder, compute: ComputeDevice, ranks: Ranks) -> None:
@@ -177,9 +185,9 @@ class TrainingCheckpoints:
             self._write(state, {"model": model.state_dict(), **stepper.state_dict(), "random_states": random_states})
 
     def keep_result(self, state: TrainingState) -> None:
-        """Replace the checkpoints of a finished training by one without weights of the last epoch and optimizer.
+        """Replace the checkpoints of a finished training by one that has only the history and the best model.
 
-        Only rank 0 writes.
+        The last weights and the optimizer's state are dropped. Only rank 0 writes.
         """
         if not self._ranks.rank:
             self._write(state, {})
@@ -200,11 +208,11 @@ class TrainingCheckpoints:
         Args:
             model: receives the weights; must have the checkpoint's architecture.
             stepper: the optimizer of ``model``; receives the optimizer's state.
-            micro_batches: the plan of this attempt, which continues from the stored one.
+            micro_batches: the micro-batch plan of this attempt, which is changed to continue from the stored plan.
 
         Returns:
-            The state of the training; None if there is no checkpoint. From the checkpoint of a finished training only
-            this state is restored.
+            The state of the training; None if there is no checkpoint. For a finished training (``keep_result``), model,
+            stepper and random generators stay unchanged.
 
         Raises:
             CheckpointMismatchError: the checkpoint belongs to another configuration, data set or model.
@@ -240,14 +248,17 @@ class TrainingCheckpoints:
         return state
 
     def _read(self) -> dict[str, Any] | None:
-        """Return ``path``, ``state`` and ``best_model`` of the newest undamaged checkpoint; None if there is none."""
+        """Return a dict with ``path`` (text), ``state`` and ``best_model`` of the newest undamaged checkpoint.
+
+        It is None if there is none. The values can be sent to other ranks.
+        """
         checkpoint = self._folder.load()
         if checkpoint is None:
             return None
         return {"path": str(checkpoint.path), "state": checkpoint.state, "best_model": checkpoint.best_model}
 
     def is_due(self, interval_seconds: float) -> bool:
-        """Return whether ``interval_seconds`` have passed since the last checkpoint."""
+        """Return whether ``interval_seconds`` have passed since the last call of ``save``, or since the beginning."""
         return time.monotonic() - self._saved_at >= interval_seconds
 
 
@@ -264,7 +275,7 @@ class NoMetrics(MetricSink):
 
 
 class TrainingWatch:
-    """Report the metrics and events of a training, with its current epoch and step.
+    """Report the metrics and events of a training, together with its current epoch and step.
 
     Args:
         metrics: receives losses, learning rates and gradient norms.
@@ -280,7 +291,10 @@ class TrainingWatch:
         self.state = TrainingState(MicroBatchPlan(1))  # the engine replaces it
 
     def at(self, phase: str) -> None:
-        """Report that ``phase`` is in progress, with step, epoch and batch number; for ``test`` only with the step."""
+        """Report to the memory observer that ``phase`` is in progress, with the current step, epoch and batch index.
+
+        For the phase ``test`` only the step is reported.
+        """
         state = self.state
         where = {} if phase == "test" else {"epoch": state.epochs_done + 1, "batch_idx": state.batches_done}
         self._memory.at(f"{self._prefix}{phase}", global_step=state.step, **where)
@@ -294,12 +308,15 @@ class TrainingWatch:
         self._metrics.log(step=self.state.step, epoch=self.state.epochs_done, phase=phase, metrics=metrics)
 
     def warn(self, kind: str, message: str, **details: EventDetail) -> None:
-        """Log ``message`` as a warning, and report an event with this ``kind`` and these ``details``."""
+        """Log ``message`` as a warning, and report it to the memory observer as an event.
+
+        ``kind`` and ``details`` are those of ``MemoryObserver.event``.
+        """
         _logger.warning(message)
         self._memory.event(kind, message, **details)
 
     def out_of_memory(self, event: OutOfMemory) -> None:
-        """Report an out-of-memory error. Call this after its memory was freed."""
+        """Report the out-of-memory error ``event`` to the memory observer. Call this after memory was freed."""
         then = f"next {event.micro_batch_next}" if event.micro_batch_next else "nothing smaller is left"
         sizes = "" if event.micro_batch is None else f" with {event.micro_batch} samples at once; {then}"
         self._memory.event(
