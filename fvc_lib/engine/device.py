@@ -166,7 +166,7 @@ def finished_at(device: torch.device) -> float:
 
 
 def peak_device_bytes(device: torch.device) -> int | None:
-    """Return the largest number of bytes that torch has allocated on a CUDA device; None on other devices."""
+    """Return the peak memory in bytes that torch's tensors have used on a CUDA device; None for other devices."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 

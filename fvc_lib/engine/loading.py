@@ -73,7 +73,7 @@ def epoch_order(
 
 
 def effective_batches(order: IntArray, size: int, first: int = 0) -> list[list[int]]:
-    """Divide ``order``, an epoch's sample indices, into effective batches (the samples of one optimizer step).
+    """Return ``order``, an epoch's sample indices, divided into effective batches (the samples of one optimizer step).
 
     A batch has ``size`` indices; the last may have fewer. The ``first`` batches are left out, as after a resume.
     """
@@ -98,12 +98,18 @@ def share(indices: Indices, rank: int, num_ranks: int) -> Indices:
 
 
 def batches_per_epoch(num_samples: int, size: int) -> int:
-    """Return the number of effective batches of ``size`` samples in an epoch, including a smaller last one."""
+    """Return the number of effective batches in an epoch of ``num_samples`` samples: their quotient, rounded up.
+
+    An effective batch has ``size`` samples; the last may have fewer.
+    """
     return -(-num_samples // size)
 
 
 def _buffered(read: IntArray, buffer: int, generator: np.random.Generator) -> IntArray:
-    """Return the sample indices ``read`` in the order in which they leave a shuffle buffer of ``buffer`` samples."""
+    """Return the sample indices ``read`` in the order in which they leave a shuffle buffer of ``buffer`` samples.
+
+    ``read`` is (n,) int64, in reading order; ``generator`` draws the samples that leave the buffer.
+    """
     held, out = read[:buffer].copy(), np.empty_like(read)
     drawn = generator.integers(buffer, size=max(0, read.size - buffer)).tolist()
     for number, (place, coming) in enumerate(zip(drawn, read[buffer:].tolist(), strict=True)):
@@ -251,7 +257,8 @@ def _deaths_noticed(num_workers: int) -> Iterator[Callable[[Iterator[Batch]], Ba
     """Enable torch's signal handler for dead loader processes only while the training waits for a batch.
 
     While the handler is enabled, it may raise at any line of the program, for example within an optimizer's step.
-    Without it, a dead process is noticed only after five seconds. Torch sets no handler outside the main thread.
+    Without it, a dead process is noticed only after five seconds. If ``num_workers`` is 0, or outside the main thread,
+    where torch sets no handler, nothing is changed.
 
     Yields:
         A function that returns the next batch of a loader. It raises if a loader process has died since its last call.

@@ -27,7 +27,7 @@ class EagerAdamW(torch.optim.AdamW):
 def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> EagerAdamW:
     """Return an AdamW optimizer (Loshchilov and Hutter, 2019) for the trainable parameters of ``model``.
 
-    Weight decay is not applied to parameters with fewer than two dimensions, such as biases and scales of norms.
+    ``weight_decay`` is not applied to parameters with fewer than two dimensions, such as biases and scales of norms.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": weight_decay}

@@ -158,7 +158,8 @@ def _measured(
 ) -> int | str:
     """Measure the memory of a training step with ``size`` samples in memory at once, in a child process.
 
-    ``room_bytes`` is the memory that the budget leaves for the training. ``stop`` is called repeatedly.
+    ``request`` describes the step, and ``room_bytes`` is the memory that the budget leaves for the training. ``stop``
+    is called repeatedly; if it returns True, the measurement ends.
 
     Returns:
         The peak memory in bytes that a training adds to its process. If memory ran out, the message of that error.
@@ -228,8 +229,15 @@ def planned_micro_batch(
 ) -> tuple[int, int | None]:
     """Run the memory preflight if ``config`` has it turned on, and report the result to ``observer``.
 
-    With several ranks (training processes), one rank measures for all ranks: its share of an effective batch, within
-    its share of the memory budget. ``stop`` is called repeatedly; if it returns True, the measurement ends.
+    Args:
+        config: the run's configuration.
+        task: the task to train; must be picklable.
+        settings: settings of the training, which have the planned micro-batch.
+        compute: device and precision.
+        observer: receives the phase and an event with the result.
+        num_ranks: number of ranks (training processes). One rank measures for all: its share of an effective batch,
+            within its share of the memory budget.
+        stop: called repeatedly; if it returns True, the measurement ends. None: not called.
 
     Returns:
         (micro-batch, peak): the number of samples in memory at once with which to begin, lowered if a step does not fit
@@ -265,7 +273,7 @@ def planned_micro_batch(
 
 
 def device_budget(config: RunConfig, compute: ComputeDevice) -> MemoryBudget:
-    """Return the memory that this process may use for a training: GPU memory on CUDA, else main memory.
+    """Return the memory that this process may use for a training on ``compute``: GPU memory on CUDA, else main memory.
 
     Processes that share the memory get equal parts.
     """

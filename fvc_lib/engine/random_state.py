@@ -49,7 +49,7 @@ def stable_seed(*parts: str | int) -> int:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed torch's generators on all devices, and those of NumPy and Python."""
+    """Seed torch's global generators on all devices, and the global generators of NumPy and Python, with ``seed``."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)  # for tasks of users; the library's tasks do not use this generator
     random.seed(seed)
@@ -57,7 +57,10 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def forked_random_state(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's, NumPy's and Python's global generators with ``seed``, and restore their states after the block."""
+    """Seed torch's, NumPy's and Python's global generators with ``seed``, and restore their states after the block.
+
+    ``device`` is the GPU whose generator is restored too, or the CPU.
+    """
     before = capture_random_state(device)
     seed_generators(seed)
     try:

@@ -127,7 +127,7 @@ class RankFile:
             self._write("at", phase, **position)
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
-        """Write an event if this is rank 0, or if the event concerns only this rank."""
+        """Write an event (``MemoryObserver.event``) if this is rank 0, or if the event concerns only this rank."""
         if self._rank == 0 or kind in _OWN_EVENTS or details.get("what") == "evaluation":
             self._write("event", kind, f"rank {self._rank}: {message}" if self._rank else message, **details)
 
@@ -195,7 +195,7 @@ def run_ranks(
         module: dotted name of the ranks' program.
         arguments: command-line arguments of the program.
         size: number of ranks.
-        launch: options for each rank.
+        launch: options that are passed to every rank.
         memory: receives the ranks' phases, steps and events.
         stop: called several times a second; if it returns True, the ranks save their state and end.
         progress: called with (finished steps, planned steps); None: not called.

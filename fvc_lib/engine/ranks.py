@@ -304,7 +304,7 @@ class ProcessRanks(Ranks):
 
     @contextmanager
     def _committed(self, place: str) -> Iterator[None]:
-        """Guard the exchange in the block: if it fails, this rank takes part in no further exchange.
+        """Guard the exchange in the block, named ``place``: if it fails, this rank takes part in no further exchange.
 
         The other ranks wait in the same exchange. They notice that this rank failed only when its process ends.
         """

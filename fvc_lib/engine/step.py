@@ -84,7 +84,7 @@ class BatchGradients:
 
 @dataclass(frozen=True)
 class _Work:
-    """One effective batch (with several ranks: this rank's share), and the state before its computation."""
+    """An effective batch (with several ranks, this rank's share of it), and the state before its computation."""
 
     batch: Batch  # the samples of this rank; may be empty
     num_samples: int  # number of samples of the effective batch, over all ranks
@@ -148,7 +148,7 @@ class BatchTransaction:
         Args:
             batch: the samples; with several ranks, this rank's share, which may be empty.
             micro_batch: largest number of samples in memory at once.
-            num_samples: size of the effective batch over all ranks; None: ``batch`` is the whole effective batch.
+            num_samples: size of the effective batch over all ranks; None: ``batch`` is the complete effective batch.
             draws: seed of the dropout masks. It must differ between steps and be equal on all ranks.
 
         Raises:
@@ -184,8 +184,9 @@ class BatchTransaction:
     def _sum_over_samples(self, work: _Work, micro_batch: int) -> Agreement:
         """Compute this rank's gradients of a loss that is a sum over samples, and agree with the other ranks.
 
-        The exchange is repeated until all ranks have the same micro-batch, or until this rank must compute again with a
-        smaller one. If all samples of this rank fit into the smaller micro-batch, it need not compute again.
+        ``work`` has the samples, and ``micro_batch`` is the first number of samples in memory at once. The exchange is
+        repeated until all ranks have the same micro-batch, or until this rank must compute again with a smaller one. If
+        all samples of this rank fit into the smaller micro-batch, it need not compute again.
         """
         loss, micro_batch = self._until_it_fits(partial(self._accumulate, work), work, micro_batch)
         while True:
@@ -210,7 +211,7 @@ class BatchTransaction:
 
         First the outputs of all samples are computed, then their joint loss over all ranks, then the backward pass of
         every micro-batch. If memory runs out on a rank after the first exchange, all ranks start again. ``joint`` is
-        the task.
+        the task, ``work`` has the samples, and ``micro_batch`` is the first number of samples in memory at once.
         """
 
         def collect(fitting: int) -> Compared:
@@ -228,6 +229,8 @@ class BatchTransaction:
         self, joint: JointLoss, compared: Compared, work: _Work
     ) -> tuple[tuple[Tensor, Outputs] | None, str]:
         """Compute this rank's share of the joint loss, and the gradient of the loss for this rank's samples.
+
+        ``joint`` is the task, and ``compared`` has the inputs of the loss for this rank's samples, which are exchanged.
 
         Returns:
             ((loss, gradients), "") on success. The loss is a scalar: the terms of this rank's samples. The gradients
@@ -270,6 +273,8 @@ class BatchTransaction:
 
     def _until_it_fits(self, compute: Callable[[int], T], work: _Work, micro_batch: int) -> tuple[T, int]:
         """Call ``compute(micro_batch)``, and repeat it with smaller micro-batches until memory suffices.
+
+        ``work`` has the samples of this rank, which ``compute`` divides into micro-batches.
 
         Returns:
             (result of ``compute``, micro-batch with which it succeeded).
@@ -320,7 +325,7 @@ class BatchTransaction:
             return outputs, self._task.loss(outputs, part)
 
     def _scaled(self, work: _Work, total: Tensor) -> Tensor:
-        """Return ``total`` divided by the number of samples; in float16 also multiplied by the loss scale."""
+        """Return the loss ``total`` divided by the size of the effective batch; in float16 times the loss scale."""
         return self._precision.scaler.scale(total / work.num_samples)
 
     def _roll_back(self, work: _Work) -> None:

@@ -88,7 +88,7 @@ class LossMean:
         self.weight += float(loss.weight.detach())
 
     def add(self, other: LossMean) -> None:
-        """Add all losses that ``other`` has summed."""
+        """Add the sums of ``other`` to this object's sums."""
         self.total += other.total
         self.weight += other.weight
 
@@ -115,9 +115,9 @@ class SampleColumns:
         return tuple(self._ids)
 
     def add(self, sample_ids: Sequence[str], columns: Mapping[str, Tensor]) -> None:
-        """Append samples.
+        """Append one row per sample in ``sample_ids``.
 
-        ``columns`` has tensors by name, with one row per sample. They are stored on the CPU, without their graph.
+        ``columns`` has tensors by name; their first dimension is the samples. They are stored on the CPU, detached.
         """
         self._ids.extend(sample_ids)
         for name, rows in columns.items():
@@ -193,7 +193,7 @@ class Task(Protocol):
         """Return the model's outputs by name; the first dimension of every tensor is the batch."""
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        """Return the weighted loss, summed over the batch, and the sum of the weights."""
+        """Return the weighted loss of ``outputs``, summed over the batch, and the sum of the samples' weights."""
 
     def new_accumulator(self) -> Accumulator:
         """Return an empty accumulator for one pass over the validation data."""
@@ -249,7 +249,7 @@ class BoundedGradients(Protocol):
 
 @runtime_checkable
 class FollowsEpochs(Protocol):
-    """A task that trains other parameters in some epochs than in others, for example only the head at first."""
+    """A task whose set of trainable parameters depends on the epoch: for example, only the head at first."""
 
     def begin_epoch(self, model: nn.Module, epoch: int, /) -> None:
         """Set ``requires_grad`` of all parameters of ``model`` for ``epoch`` (0-based), independently of their values.
@@ -264,8 +264,8 @@ class Stream:
     """The positions of a data set's N samples in shards (files that are read from beginning to end).
 
     Attributes:
-        shards: (N,) int64, number of the shard that holds each sample.
-        places: (N,) int64, position of each sample within its shard.
+        shards: (N,) int64, for every sample the index of the shard that contains it.
+        places: (N,) int64, for every sample its position within the shard.
         buffer: number of samples in the shuffle buffer, from which the next sample is drawn; at least 1.
     """
 

@@ -173,7 +173,9 @@ class TrainingCheckpoints:
         self._saved_at = time.monotonic()
 
     def save(self, model: nn.Module, stepper: Stepper, state: TrainingState) -> None:
-        """Write a checkpoint. All ranks must call this; only rank 0 writes.
+        """Write a checkpoint with the model's weights, the optimizer's state, ``state`` and all random states.
+
+        All ranks must call this; only rank 0 writes.
 
         Raises:
             CheckpointWriteError: the checkpoint cannot be written.
@@ -250,7 +252,7 @@ class TrainingCheckpoints:
     def _read(self) -> dict[str, Any] | None:
         """Return a dict with ``path`` (text), ``state`` and ``best_model`` of the newest undamaged checkpoint.
 
-        It is None if there is none. The values can be sent to other ranks.
+        The result is None if there is no checkpoint.
         """
         checkpoint = self._folder.load()
         if checkpoint is None:

@@ -103,10 +103,12 @@ def number_or_auto(value: Any) -> Any:
 
 
 def split_pairs(value: Any) -> Any:
-    """Return text such as ``1=fake,0=real``, or a mapping, as a dict of lower-case names to lower-case labels.
+    """Return the pairs in ``value`` as a dict; names and labels become lower case.
+
+    ``value`` is a text such as ``1=fake,0=real``, a mapping, or a sequence of pairs.
 
     Raises:
-        ValueError: a name is given twice.
+        ValueError: a name occurs twice; capitals make no difference.
     """
     if isinstance(value, str):
         value = [text.partition("=")[::2] for text in value.split(",") if text.strip()]

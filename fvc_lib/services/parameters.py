@@ -88,7 +88,7 @@ def resolve_config(
         environ: environment variables; None: those of this process.
 
     Raises:
-        UsageError: an unknown name or a value out of range; the message names the field and what is allowed.
+        UsageError: a name is unknown or a value is invalid; the message names the field and the allowed values.
     """
     merged = dict(params or {})
     _validated(merged, "params file")  # a wrong value is an error even if the environment overrides it

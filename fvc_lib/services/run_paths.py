@@ -89,7 +89,7 @@ class RunPaths:
 
     @property
     def experiment(self) -> str:
-        """The name of the folder that groups this run with others."""
+        """The name of the experiment: the folder that contains this run and related runs."""
         return self.root.parent.name
 
     # The run as a whole
@@ -262,7 +262,7 @@ def list_ensembles(runs_dir: AnyPath, experiment: str = "*") -> list[RunPaths]:
 
 
 def find_run_or_ensemble(runs_dir: AnyPath, name: str) -> RunPaths:
-    """Return the ensemble or run called ``name``.
+    """Return the ensemble or run called ``name`` under ``runs_dir``.
 
     For an ensemble, ``name`` is its path, its folder's name, or a part of a single ensemble's name that contains
     ``ensemble``. Any other ``name`` is passed to ``find_run``.

@@ -104,7 +104,9 @@ class Stage:
         return f"fvc_lib.tasks.{self.tasks[0]}.training" if self.trains else ""
 
     def check_outputs(self, run: RunPaths, fold: int | None) -> None:
-        """Read every output of the stage that is a table, and check it against its schema.
+        """Read every table that the stage wrote for ``run`` (and ``fold``), and check it against its schema.
+
+        Nothing is checked if the stage has no tables.
 
         Raises:
             DataError: an output is missing, unreadable or does not fit; the message names file, column and values.
@@ -148,12 +150,12 @@ class TaskSpec:
 
 
 def _is_forensic(config: Any) -> bool:
-    """Return whether the run's model takes forensic features as input instead of clips."""
+    """Return whether the model in ``config`` takes forensic features (measured numbers) as input instead of clips."""
     return bool(config.of_features == "forensic")
 
 
 def _has_videos(config: Any) -> bool:
-    """Return whether the run has videos of the user that shards can read."""
+    """Return whether a run with ``config`` reads videos of the user, so that shards can process them in advance."""
     return bool(config.corpus) and not config.annotations_only
 
 
