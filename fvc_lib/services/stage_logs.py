@@ -142,8 +142,8 @@ class MetricLog(JsonLines):
     def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
         """Append one line per entry of ``metrics`` (values by name), all in one write.
 
-        ``step`` counts optimizer steps, and ``epoch`` counts from 1. ``phase`` is train, validation, selection, test or the name of a
-        control training (``tasks.CONTROL_TRAININGS``).
+        ``step`` counts optimizer steps, and ``epoch`` counts from 1. ``phase`` is, for example, train,
+        validation, selection, test or the name of a control training (``tasks.CONTROL_TRAININGS``).
         """
         now, lines = round(time.time(), 3), []
         for name, value in metrics.items():
