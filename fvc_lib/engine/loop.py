@@ -1,6 +1,6 @@
 """Train a model from its newest checkpoint to the last epoch, and compute predictions with finished weights.
 
-A task supplies data, model, loss and metrics. The module ``step`` computes a single training step.
+A task (a training problem) supplies data, model, loss and metrics. The module ``step`` computes a single training step.
 """
 
 from __future__ import annotations
@@ -224,7 +224,11 @@ class Engine:
         self._save()  # if the folder cannot be written, the training ends here, before its first step
 
     def _begin_alike(self) -> None:
-        """Copy rank 0's weights to all ranks, and seed every rank differently."""
+        """Copy rank 0's weights to all ranks (processes), and seed the random generators of every rank differently.
+
+        Raises:
+            UsageError: the ranks would round differently.
+        """
         refuse_unequal_ranks(self._ranks, training_state.numerics(self.compute, self._ranks.size))
         self._model.load_state_dict(self._ranks.from_leader("weights", self._model.state_dict))
         if self._ranks.rank:
@@ -307,7 +311,10 @@ class Engine:
         return (PlannedBatch(data_set, None, batches[number]) for number in self._evaluated_here(data))
 
     def _evaluated_here(self, data: SampleSet) -> list[int]:
-        """Return the indices of the effective batches of ``data`` that this rank evaluates."""
+        """Return the indices of the batches of ``data`` that this rank (process) evaluates.
+
+        ``data`` is divided, in order, into batches of ``effective_batch_size`` samples.
+        """
         num_batches = batches_per_epoch(len(data), self.settings.effective_batch_size)
         return share(list(range(num_batches)), self._ranks.rank, self._ranks.size)
 

@@ -99,7 +99,7 @@ class MicroBatchPlan:
             self.changes.append(MicroBatchChange(step, micro_batch))
 
     def to_document(self) -> dict[str, Any]:
-        """Return the plan as a dict of numbers and lists, for a checkpoint."""
+        """Return the plan as a dict for a checkpoint: ``planned``, and ``changes`` as pairs [step, micro-batch]."""
         return {"planned": self.planned, "changes": [[change.step, change.micro_batch] for change in self.changes]}
 
     def resume(self, document: dict[str, Any], step: int) -> None:

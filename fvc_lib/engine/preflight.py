@@ -72,7 +72,7 @@ class StepRequest:
 
     @property
     def samples_per_step(self) -> int:
-        """The number of samples in an effective batch; at most the number of training samples."""
+        """The number of samples of one optimizer step: ``effective_batch_size``, or all training samples if fewer."""
         return min(self.effective_batch_size, len(self.task.training_data))
 
 
@@ -88,7 +88,7 @@ class PreflightReport:
 
     @property
     def lowered(self) -> bool:
-        """Whether the micro-batch is smaller than planned."""
+        """Whether the micro-batch (number of samples in memory at once) is smaller than planned."""
         return self.micro_batch < self.micro_batch_planned
 
     @property

@@ -180,7 +180,10 @@ class GradientSum:
         return Agreement(min(sizes), min(sizes) == max(sizes) and not any(row[3] for row in rows), total)
 
     def sum(self) -> None:
-        """Replace the ``grad`` of every parameter by its sum over all ranks; by None if no rank has a gradient."""
+        """Replace ``p.grad`` of every parameter ``p`` by its sum over all ranks.
+
+        It becomes None if no rank has a gradient for ``p``. Call ``complete`` and ``agree`` before.
+        """
         for parameters, bucket, views in self._buckets:
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]  # all have one
             torch._foreach_copy_(views, gradients)

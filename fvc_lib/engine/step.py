@@ -366,6 +366,7 @@ def attempt(compute: Callable[[], T]) -> tuple[T | None, str]:
 def refuse_split_batch_norm(model: nn.Module, micro_batch: int, num_samples: int) -> None:
     """Raise ``BatchNormSplitError`` if ``model`` has a batch norm in training mode.
 
+    Call this if an effective batch (the samples of one optimizer step) must be computed in parts.
     ``micro_batch`` and ``num_samples`` are the sizes of the parts and of the effective batch, for the message.
     """
     for name in training_batch_norms(model):
@@ -416,7 +417,7 @@ class StepLostError(Exception):
 def take_together(
     stepper: Stepper, ranks: Ranks, result: BatchGradients, learning_rate: float, *, save_is_due: bool
 ) -> tuple[float, bool]:
-    """Take the optimizer's step on every rank; raise on all ranks if one of them runs out of memory.
+    """Take the optimizer's step on every rank (process); raise on all ranks if one of them runs out of memory.
 
     No step is taken if the loss of ``result`` is not finite or has no weight.
 
@@ -428,7 +429,8 @@ def take_together(
         save_is_due: whether this rank would save a checkpoint after the step.
 
     Returns:
-        The L2 norm of the gradient before clipping (NaN without a step), and rank 0's ``save_is_due``.
+        (norm, save): the joint L2 norm of the gradients before clipping, NaN if no step was taken; and rank 0's
+        ``save_is_due``.
 
     Raises:
         StepLostError: a rank ran out of memory; its weights are undefined now.

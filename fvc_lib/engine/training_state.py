@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """The results of one finished epoch. ``epoch`` counts from 1."""
+    """The losses and validation metrics of one finished epoch. ``epoch`` counts from 1."""
 
     __pydantic_config__ = NAN_AS_TEXT
 
@@ -108,7 +108,7 @@ def copy_weights(model: nn.Module) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
-    """The results of one finished training."""
+    """The history of a finished training, and facts about whether it can be repeated exactly."""
 
     __pydantic_config__ = NAN_AS_TEXT
 
@@ -302,11 +302,14 @@ class TrainingWatch:
         self._memory.at(f"{self._prefix}{phase}", global_step=state.step, **where)
 
     def step_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Log ``metrics`` of the current training step."""
+        """Write ``metrics`` (values by name) of the current training step to the metric log."""
         self._metrics.log(step=self.state.step, epoch=self.state.epochs_done + 1, phase="train", metrics=metrics)
 
     def epoch_metrics(self, phase: str, metrics: Mapping[str, float]) -> None:
-        """Log ``metrics`` of the last finished epoch; ``phase`` is train or validation."""
+        """Write ``metrics`` (values by name) of the last finished epoch to the metric log.
+
+        ``phase`` is train or validation.
+        """
         self._metrics.log(step=self.state.step, epoch=self.state.epochs_done, phase=phase, metrics=metrics)
 
     def warn(self, kind: str, message: str, **details: EventDetail) -> None:

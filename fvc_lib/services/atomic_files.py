@@ -119,7 +119,7 @@ def _fsync(path: Path) -> None:
 
 
 def temporary_of(path: Path) -> Path:
-    """Return a path for a temporary file in the folder of ``path``, unique to this thread.
+    """Return the path for a temporary file in the folder of ``path``; no other thread or process gets the same path.
 
     ``sweep_temporaries`` recognises and removes such a file after its process has ended.
     """
@@ -217,7 +217,7 @@ def sweep_temporaries(folder: Path) -> list[Path]:
 
 
 def size_of(folder: Path) -> int:
-    """Return the total size of all files below ``folder`` in bytes; links are not followed."""
+    """Return the total size in bytes of all files in ``folder`` and its subfolders; links are not followed."""
     total = 0
     for parent, _, files in os.walk(folder):
         for name in files:

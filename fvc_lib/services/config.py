@@ -311,7 +311,10 @@ class RunConfig(BaseModel):
 
     @property
     def num_trainings(self) -> int:
-        """The number of networks that the run's protocol trains: one in all, or one per fold."""
+        """The number of networks that the run trains: 1 or ``num_folds``.
+
+        It depends on the protocol, the rule that divides the videos into training and test parts.
+        """
         return 1 if PROTOCOLS[self.protocol].trains_once else self.num_folds
 
     @property

@@ -201,7 +201,10 @@ class NameIn:
         return self.registry.identity(value) if isinstance(value, str) else value
 
     def files(self, value: Any) -> list[str]:
-        """Return the dotted names of the library's modules that register the names in ``value``."""
+        """Return the dotted names of the library's modules that register the names in ``value``.
+
+        Names of users' files add nothing.
+        """
         return [module for name in self._names(value) for module in self.registry.declared_in(name)]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:

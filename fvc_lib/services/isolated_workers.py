@@ -203,7 +203,10 @@ def run_isolated(
 
 
 class _Child:
-    """One child process; ``position`` is the index of the item that it works on."""
+    """A child process of ``run_isolated``, which computes one item at a time.
+
+    ``arguments`` are the command-line arguments of ``serve``; ``position`` is the index of the current item.
+    """
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.position = 0

@@ -22,7 +22,7 @@ SHARERS_VARIABLE = "FVC_MEMORY_SHARERS"
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory that a run may use."""
+    """The memory that a run may use, in bytes, and the limit that determines it."""
 
     total_bytes: int
     origin: str  # the limit that sets it, such as ``SLURM_MEM_PER_NODE``
@@ -125,7 +125,7 @@ _forgotten_peak = 0  # the most this process held before its high-water mark was
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """The memory of a process at one moment."""
+    """The memory of a process at one moment, in bytes."""
 
     rss_bytes: int  # the process's resident memory
     high_water_bytes: int  # its peak since the program started, or since ``reset_high_water``
@@ -282,7 +282,7 @@ PREFLIGHT = "preflight"  # the phase that measures a step, whose memory the trai
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """An accelerator's memory at one moment."""
+    """The memory of an accelerator, such as a GPU, at one moment, in bytes."""
 
     allocated_bytes: int  # held by tensors
     reserved_bytes: int  # held by torch's allocator, cached blocks included

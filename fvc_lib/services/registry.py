@@ -116,11 +116,11 @@ class Registry(Generic[T]):
         return [module for module, text in self._texts.items() if literal in text and declared.search(text)]
 
     def names(self) -> list[str]:
-        """Return the names of all items."""
+        """Return the names of all items, in the order of registration. All files of the folder are imported."""
         return [name for name, _ in self.items()]
 
     def items(self) -> list[tuple[str, T]]:
-        """Return the pairs (name, item) of all items, in the order of registration."""
+        """Return (name, item) for all items, in the order of registration. All files of the folder are imported."""
         self._fill()
         return list(self._items.items())
 
@@ -493,7 +493,10 @@ class Crop:
 
 
 class CropRegistry(FileRegistry[Crop]):
-    """The registry of crops, with functions from users' files (``my_crop.py:function``)."""
+    """The registry of crops: functions that find the part of the picture that a network is shown, such as a face.
+
+    Functions in users' files are found too (``my_crop.py:function``).
+    """
 
     holds = "function"
 

@@ -78,7 +78,10 @@ class _PathOf:
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The paths of all files of one run. A run folder is self-contained and may be copied to another machine."""
+    """The paths of all files of the run in the folder ``root``.
+
+    A run folder is self-contained and may be copied to another machine.
+    """
 
     root: Path
 

@@ -235,7 +235,7 @@ class MemorySampler(_Closing):
                 self._events.append({**self._stamp(), "kind": kind, "message": message, "details": flat})
 
     def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
-        """Also sample an accelerator from now on.
+        """Write samples of an accelerator's memory too, from now on.
 
         ``device`` is its name in the log, such as ``cuda:0``; ``probe`` returns its memory at the time of the call.
         """

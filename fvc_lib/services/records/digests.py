@@ -73,7 +73,7 @@ class _Listed:
         return content_hash(self.root / self.name, self.num_bytes) not in ("", *self.digests)
 
     def damage(self) -> str:
-        """Return the message for a damaged file, with the remedy."""
+        """Return the message that says that the file is damaged, with the remedy."""
         remedy = f"Delete it; what wrote it makes it again: {command_text('--resume', self.root)}"
         if self.name == PARAMS:
             fork = command_text("--resume", self.root, "--fork", "-p", "NAME", "VALUE")

@@ -100,8 +100,8 @@ class EnsembleRecord(_Strict):
     def weight_of_member(self, number: int) -> float:
         """Return the weight of the member with index ``number``.
 
-        It is the weight of the member's detector, averaged over folds and divided by the number of members with this
-        detector.
+        It is the weight of the member's detector, averaged over the folds, divided by the number of members that share
+        this detector.
         """
         place = self.members[number].detector
         shared = self.detector_of_member.count(place)
