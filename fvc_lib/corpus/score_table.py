@@ -286,7 +286,7 @@ def _join_frames(name: str, cells: pl.DataFrame, notes: list[str]) -> pl.DataFra
 def _videos(name: str, cells: pl.DataFrame) -> pl.DataFrame:
     """Join the rows of each video; return a table with the columns video_id, label and ``FACTS``, sorted by id.
 
-    A fact is what the first row with a value states.
+    ``FACTS`` are further columns on a video, such as its generator. The first row with a value counts.
 
     Args:
         name: file name of the table, for messages.

@@ -389,7 +389,7 @@ def _rows(gradients: Outputs, start: int, number: int) -> Outputs:
 
 
 def comparison_too_large(failure: str, num_samples: int) -> MemoryExhaustedError:
-    """Return the error to raise if the comparison of all samples does not fit into memory.
+    """Return the error to raise if a loss that compares all samples with each other does not fit into memory.
 
     ``failure`` is the message of the out-of-memory error; ``num_samples`` is the size of the effective batch.
     """

@@ -175,7 +175,8 @@ class Accumulator(Protocol):
 class Task(Protocol):
     """The interface of a training problem that the engine can train.
 
-    Losses are sums with weights, so that a batch may be split without changing the result.
+    A loss is returned as two sums: of weighted losses, and of their weights. So the loss of a batch is the same if the
+    batch is computed in parts.
     """
 
     @property

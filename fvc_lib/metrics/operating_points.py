@@ -99,9 +99,9 @@ def threshold_at(point: OperatingPoint, labels: ArrayLike, scores: ArrayLike) ->
     """Return the threshold that ``point`` chooses on these videos; a score of at least the threshold means fake.
 
     The threshold lies midway between neighbouring distinct scores. If all videos are called fake, it is the lowest
-    score; if none is, it is infinity. ``fpr`` takes the lowest threshold that keeps to its share of the reals, and
-    needs no fakes. ``best`` and ``cost`` need both classes, and take the highest of equally good thresholds. For scores
-    in [0, 1], ``best`` is computed by ``best_threshold``.
+    score; if none is, it is infinity. ``fpr`` takes the lowest threshold at which at most the stated share of reals is
+    called fake; it needs no fakes. ``best`` and ``cost`` need both classes, and take the highest of equally good
+    thresholds. For scores in [0, 1], ``best`` is computed by ``best_threshold``.
 
     Args:
         point: rule that chooses the threshold.

@@ -100,9 +100,9 @@ def run_status(run: RunPaths) -> dict[str, Any]:
 def earlier_attempt(run: RunPaths, table: Path) -> str:
     """Return text that says why ``table`` may be outdated. It names the attempt (start of a stage) that wrote it.
 
-    The text is empty if the table is up to date or missing. The table of a stage that is done is outdated if the run
-    has failed since. The table of any other stage is outdated if the file is older than the stage's last start. In a
-    copied folder, file times may be wrong, so an up-to-date table may count as outdated.
+    The text is empty if the table is up to date or missing. If the stage that writes the table is done, the table
+    is outdated after a later failure of the run. Otherwise it is outdated if it is older than the stage's last start.
+    In a copied folder, file times may be wrong, so an up-to-date table may count as outdated.
     """
     status = run_status(run)
     key = next((stage.name for stage in STAGES if table in stage.outputs(run, None)), "")

@@ -367,9 +367,10 @@ def _member_record(member: Member, folder: RunPaths, folds: Sequence[int]) -> Me
 
 
 def _audit(members: Sequence[Member]) -> pl.DataFrame:
-    """Return the ensemble's table LEAKAGE_AUDIT: one row per member, on how many checks of its audit passed.
+    """Return the ensemble's table LEAKAGE_AUDIT.
 
-    The checks of the data follow the first member's row. They are listed once, because all members have the same data.
+    It has one row per member, with the number of passed checks of the member's audit. After the first of these rows
+    come the checks of the data. They are listed once, because all members have the same data.
     """
     rows = list[tuple[object, ...]]()
     for number, member in enumerate(members):

@@ -339,7 +339,10 @@ class VideoDetector(Predictor):
 
     @cached_property
     def distance(self) -> FeatureDistance | None:
-        """The features of the run's videos; None if not available. For a run they are computed at the first access."""
+        """Measures how far new videos are from the run's, in the features of its networks; None if not available.
+
+        Of a run, the features of its videos are computed at the first access. A bundle has them.
+        """
         return self._distance()
 
     @cached_property

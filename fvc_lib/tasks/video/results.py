@@ -299,7 +299,10 @@ def check_predictions(
 
 
 def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
-    """Return ``(metric, values)``: the metric ``name`` over all folds, and the values to call it with, float64 (N,).
+    """Return ``(metric, values)``: a function for the metric ``name`` over all folds, and its second argument.
+
+    Call it as ``metric(labels, values)``. ``values`` are float64 (N,): scores, or decisions at the thresholds, as the
+    metric needs.
 
     Args:
         name: one of ``METRIC_NAMES`` or ``MODEL_ONLY_NAMES``.

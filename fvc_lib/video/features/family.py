@@ -301,7 +301,7 @@ class _Seen:
 
 
 class _SampleSink:
-    """A sink (receiver of decoded frames) that stores a ``_Seen`` per wanted frame, but not the frames themselves."""
+    """A sink (receiver of decoded frames) that stores measurements of every wanted frame (``_Seen``), no pixels."""
 
     def __init__(self, opened: VideoSource, runs: Sequence[IntArray]) -> None:
         context = opened.stream.codec_context
