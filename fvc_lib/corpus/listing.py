@@ -57,7 +57,7 @@ class Listing:
     # videos also show which groups belong together.
     annotations: pl.DataFrame
     notes: tuple[str, ...] = ()  # sentences for the user
-    name: str = ""  # name of the corpus, as table text; ``read_corpus`` fills it in
+    name: str = ""  # name of the corpus, escaped by ``escape_text``; ``read_corpus`` sets it
     parts: Mapping[str, "Listing"] = field(default_factory=dict)  # listings of several joined corpora, by name
 
     @property
@@ -129,7 +129,7 @@ def listing_of_rows(
         files: access to the files of the corpus.
         kind: name of the loader.
         rows: all rows of the label source.
-        places: for each row, the path of its file as table text, or a refusal.
+        places: for each row, the path of its file, escaped as in tables (``escape_text``), or a refusal.
         rejections: receives each unusable row.
         notes: sentences for the user.
     """
@@ -367,7 +367,8 @@ def _refuse_listed_twice(parts: Iterable[Listing]) -> None:
 def place(name: str, path: str) -> str:
     """Return the path that the file ``path`` of corpus ``name`` has in a joined listing: ``name/path``.
 
-    If ``name`` is empty or ``path`` is absolute (outside the corpus), the path is unchanged. Paths are table text.
+    If ``name`` is empty or ``path`` is absolute (outside the corpus), the path is unchanged. Paths are
+    escaped as in tables (``escape_text``).
     """
     return path if path.startswith("/") else joined(name, path)
 
@@ -402,7 +403,8 @@ def _placed(part: Listing, called: Mapping[str, str]) -> Listing:
 def _linked(parts: Mapping[str, Listing], links: Path) -> Path:
     """Make a folder below ``links`` with a symbolic link to each corpus, and return the folder's absolute path.
 
-    ``parts`` maps the name of a corpus, as table text, to its listing. A link has the name of its corpus.
+    A link has the name of its corpus. ``parts`` maps each corpus's name to its listing. Names are escaped as in tables
+    (``escape_text``).
 
     Raises:
         UsageError: the file system refuses a link.

@@ -338,8 +338,9 @@ def _matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tell
 def _fold_pairs(chosen: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
     """Divide matched videos into folds, with matched pairs (a real and a similar fake) in the same fold.
 
-    If a real and its matched fake were in two folds, a model would learn from the metadata of one video the wrong label
-    for the other. If pairs connect so many groups that folds would be uneven, pairs may be separated; groups never are.
+    The two videos of a pair have similar metadata and opposite labels. If they were in two folds, a model that learns
+    the metadata and label of one would predict the wrong label for the other. If pairs connect so many groups that
+    folds would be uneven, pairs may be separated; groups never are.
 
     Args:
         chosen: table ``video_id group_id label pair`` of ``matched_videos``.
@@ -511,9 +512,14 @@ def folds_tested(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
-    """Return the videos of the PROTOCOL table that take part in training ``fold``, for ``TrainingRows.split(fold)``.
+    """Return the videos that training ``fold`` uses; ``TrainingRows.split(fold)`` then divides them into parts.
 
-    In the table ``folds`` of the result, tested videos have the number ``fold``, and all others ``fold + 1``.
+    ``split(fold)`` takes the videos with fold number ``fold`` as the test part. So in the result tested videos have
+    this number. All others, training and validation, have the number ``fold + 1``.
+
+    Args:
+        table: PROTOCOL table, with the part of every video in every training.
+        fold: number of the training.
     """
     rows = table.filter((pl.col("fold") == fold) & (pl.col("part") != LEFT_OUT))
     number = pl.when(pl.col("part") == "test").then(fold).otherwise(fold + 1)

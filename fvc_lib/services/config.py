@@ -374,9 +374,13 @@ class RunConfig(BaseModel):
     def values_read_by(self, stage: Stage, offered: Iterable[str] = ()) -> dict[str, Any]:
         """Return the values on which the result of ``stage`` depends, by field name.
 
-        They belong to the fields whose declaration lists the stage, and to the fields ``offered``, which are the
-        parameters of its notebook. For a stage that trains, all fields that change weights are added. Other fields
-        are left out if they hold a path.
+        A field is included if it can change results, and is either declared for the stage or in ``offered``. Fields
+        that hold a path are left out. For a stage that trains, all fields that change the trained weights are then
+        added, also those that hold a path.
+
+        Args:
+            stage: the stage (one notebook of a run).
+            offered: names of fields that are parameters of the stage's notebook.
         """
         read = {name for name, declared in DECLARED.items() if stage.name in declared.stages}.union(offered)
         of_results = {name for name in _COUNTED & read if not DECLARED[name].path}

@@ -135,10 +135,12 @@ class ProcessMemory:
 class ProcessTree:
     """Measure the memory of the process ``pid`` (None: this one) together with its descendants.
 
-    A forked loader process shares almost all its pages with its parent: four idle children of a process of 540 MB show
-    540 MB each. So the shared pages of a child (``smaps_rollup``) are not counted. PSS (proportional set size) would
-    still count a page shared with the parent nearly twice. Reading the page tables of 540 MB takes 10 ms. So a child's
-    shared bytes are read again only when its memory has changed by 5 MB, or after ten seconds.
+    The result is the resident memory of the process, plus the pages of its descendants that no other process shares
+    (``smaps_rollup``). A forked loader process shares almost all its pages with its parent: four idle children of a
+    process of 540 MB have a resident memory of 540 MB each. Adding these numbers would count the same pages five times.
+
+    Reading ``smaps_rollup`` for 540 MB takes 10 ms. So a child's shared bytes are read again only when its memory has
+    changed by 5 MB, or after ten seconds.
     """
 
     def __init__(self, pid: int | None = None) -> None:

@@ -147,7 +147,7 @@ class TrainingOutcome(Generic[R]):
         predicted_peak_bytes: memory peak predicted before the training; None: no prediction was made.
         peak_rss_bytes: largest resident memory of the process; the maximum over several ranks.
         peak_device_bytes: largest memory on the accelerator; None on the CPU.
-        fingerprint: digest of parameters and data.
+        fingerprint: digest of parameters and data (``Training.fingerprint``).
         num_ranks: number of ranks (processes) in the attempt that finished the training.
         finished_utc: end of the training, ISO 8601.
         network: the class that was trained.
@@ -288,7 +288,7 @@ class TrainedNetwork:
 
 @dataclass(frozen=True)
 class Finished(Generic[R]):
-    """The result of a task's part after the training.
+    """The result of ``Training.finish``, the final scoring of a task after its training.
 
     Attributes:
         records: one record per network, the model first.
@@ -333,7 +333,10 @@ class Training(Generic[R]):
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the parameters and the model's data."""
+        """A digest of the parameters and of the samples that the model is trained and tested on.
+
+        A stored outcome is used again only if it has the same digest.
+        """
         return sha256_of_json([dict(self.parameters), self.networks[0].data_fingerprint])
 
 
@@ -375,8 +378,9 @@ def train(
         fold: number of the outer fold; None where the stage has no folds.
         paths: paths of the run.
         config: resolved parameters of the run.
-        read: function that reads the data and returns the task's part.
-        record: class of each network's record.
+        read: function that reads the data and returns the ``Training``: networks, settings and final scoring. Its
+            argument is the group of ranks.
+        record: class of the records in the outcome, ``TrainingRecord`` or a subclass.
         metric_log: gets the phases train, validation and test; a control is logged under its name. With several ranks
             rank 0 writes the run's metric log instead.
         attempt: number of this attempt, for logs.
@@ -384,7 +388,8 @@ def train(
         stop: called at every step boundary; returns True to stop.
         progress: called with (steps done, steps planned), summed over all networks.
         ranks: the group of ranks that this process belongs to; None: this process is not a rank.
-        begun_with: ``TrainedClass.identity`` in the process that started the ranks; None: not known.
+        begun_with: class and code of the network (``TrainedClass.identity``) in the process that started this rank. If
+            this rank would train another class or code, that is an error. None: not checked.
 
     Raises:
         StoppedError: ``stop`` returned True; everything is saved (exit code 75).

@@ -77,15 +77,14 @@ def _value_text(row: Mapping[str, Any]) -> str:
 def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
     """Count the samples in each part of the split (training, validation, test), one row per part.
 
-    Columns are ``part split num_rows``, then those of ``counted``.
-
     Args:
         rows: one row per sample, with ``part`` and ``split_source``.
-        counted: maps the name of a column to return to the column of ``rows`` whose distinct values it counts.
+        counted: further counts, as ``{new_column: column}``: ``new_column`` of the result is the number of distinct
+            values of ``column`` in ``rows``.
 
     Returns:
-        ``split`` is ``official`` (published with the corpus), ``made`` or both, joined by a comma. It is null for an
-        empty part.
+        Columns ``part split num_rows``, then those of ``counted``. ``split`` is ``official`` (published with the
+        corpus), ``made`` or both, joined by a comma. It is null for an empty part.
     """
     counts = rows.group_by("part").agg(
         split=pl.col("split_source").unique().sort().str.join(", "),

@@ -214,9 +214,10 @@ def _event(name: str, first_clip: int, label: str, number: int, manipulation: st
 
 
 def _deal(cards: Sequence[Any], *seed: str) -> list[Any]:
-    """Return a list of ``EVENTS_PER_LABEL`` items of ``cards``, one for each event of a label, in random order.
+    """Deal the values ``cards`` at random to the events of one label, and return the value of each event.
 
-    All cards are used about equally often. ``seed`` decides the order.
+    There are ``EVENTS_PER_LABEL`` real events and as many fake ones. All values are used about equally often. ``seed``
+    decides the order.
     """
     order = generator_for("deal", DESIGN_SEED, *seed).permutation(EVENTS_PER_LABEL)
     return [cards[place % len(cards)] for place in order]

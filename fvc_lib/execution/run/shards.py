@@ -2,9 +2,9 @@
 
 A shard stores its results (probe results, clips and features) under the content hash of the file, in the caches that
 the stage's notebook reads. So the notebook's tables do not depend on the number of shards. If the process of a shard
-dies, the next process for this shard does only the missing files. If it dies twice in a row, the files that were being
-processed at that time are then processed one at a time. A file that kills the process while it is processed alone is
-rejected.
+dies, the next process for this shard does only the missing files. After two deaths in a row, the files that were in
+work at that time are processed one at a time. If the process dies again while it works on such a file alone, the file
+is rejected.
 """
 
 import hashlib
@@ -88,8 +88,9 @@ def read_shard(path: Path) -> ShardRecord:
 class ShardAtWork:
     """Keeps the record of the shard that this process works on, in the file ``path``.
 
-    If the record says ``running`` at the start, the earlier process has died. A file that was being processed alone at
-    that time is then rejected.
+    If the record says ``running`` at the start, the earlier process of this shard died. After two deaths in a row, the
+    files that were in work at that time are processed one at a time. If the process dies again while it works on such a
+    file alone, that file is the cause, and it is rejected.
     """
 
     def __init__(self, path: Path) -> None:

@@ -67,8 +67,15 @@ class FoldRule(_Strict):
 class EnsembleRecord(_Strict):
     """The content of ``ensemble.json``, the record of an ensemble.
 
-    ``detectors`` has one name per detector (runs that differ only in their seed), and ``folds`` one rule per fold.
-    ``files`` has the SHA-256 of parameters, results and tables, by path in the ensemble's folder.
+    Attributes:
+        format: version of the file format.
+        name: name of the ensemble.
+        method: how scores are combined: ``mean``, or ``stacking`` (weights are fitted).
+        made_with: versions of the software that made the ensemble.
+        detectors: names of the detectors. Member runs that differ only in their seed are one detector.
+        members: the member runs.
+        folds: for each fold, the rule that combines the detectors' scores.
+        files: the SHA-256 of parameters, results and tables, by path in the ensemble's folder.
     """
 
     format: Literal[1]

@@ -537,17 +537,19 @@ def margin_over_floor(scored: pl.DataFrame, reals: pl.DataFrame, config: RunConf
 
 
 def real_source_floor(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> Interval | None:
-    """Return how well a detector's scores tell the two largest sources of reals apart, as an AUC within folds.
+    """Return the real-versus-real floor: the AUC with which scores tell the two largest sources of reals apart.
 
-    Nothing is trained. The source with the higher scores over all folds counts as positive, so the value is at least
-    0.5. Folds with opposite directions cancel out in this value. A second value avoids that; the larger of the two is
-    returned::
+    A detector's AUC of reals and fakes must be above this floor. Nothing is trained. Two estimates are computed, and
+    the larger one is returned with its interval:
 
-        0.5 + sqrt(max(0, m ** 2 - c ** 2))
+    1. ``max(A, 1 - A)``, where A is the AUC within folds, averaged over folds. It is too low if some folds score the
+       first source higher, and others the second.
+    2. ``0.5 + sqrt(max(0, m**2 - c**2))``, where m is the mean over folds of abs(AUC - 0.5) (``mean_lean``). Chance
+       alone makes m positive. So the sources are permuted among the groups of each fold; c is the mean of m over many
+       permutations (``leans_by_chance``).
 
-    Here m is the mean over folds of abs(AUC - 0.5) (``mean_lean``), and c is the mean of m over random assignments of
-    the sources to groups. The interval of the second value has a lower end above 0.5 only if at most (1 - confidence) /
-    2 of the random assignments reach m.
+    The p-value of estimate 2 is the share of permutations whose m is at least the observed m. If it is above
+    (1 - confidence) / 2, the lower end of the interval is set to at most 0.5.
 
     Args:
         index: INDEX schema; its column ``real_source`` names the source.

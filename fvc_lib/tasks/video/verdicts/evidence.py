@@ -4,7 +4,7 @@ For the score over time the networks judge windows (short runs of frames) over t
 ``video/decode/views.py`` defines the windows.
 
 An occlusion map shows how much each part of a clip raises the networks' logit of fake. A tile is a rectangle of the
-picture over several frames. One tile at a time is deleted, that is, blurred; the drop of the logit is the tile's value
+picture over several frames. One tile at a time is deleted (blurred); the drop of the logit is the tile's value
 (Zeiler and Fergus, "Visualizing and understanding convolutional networks", ECCV 2014). This works for any network. A
 map can look convincing and mean nothing, so it must pass a deletion check: deleting the marked tiles must lower the
 logit more than deleting tiles of the same shape elsewhere (after Petsiuk et al., "RISE", BMVC 2018).
@@ -79,16 +79,16 @@ class WindowScores:
 class OcclusionMap:
     """A map of the parts of one clip that raise the networks' logit of fake.
 
-    A tile is a rectangle of the picture over several frames. Its value is the drop of the logit after deleting it, that
-    is, after blurring it.
+    A tile is a rectangle of the picture over several frames. To delete a tile means to blur it. The value of a tile is
+    proportional to the drop of the logit when it is deleted.
 
     Attributes:
         picture: uint8 (T, 3, H, W), the clip without black bars.
-        values: float32 (T, H, W) in [0, 1], constant within a tile; 0 where deleting a tile does not lower the logit.
-            None if no map was made.
-        top: the largest drop of the logit by the deletion of one tile; a value of 1 means this drop.
-        p_value: one-sided p-value of the deletion check, which tests whether the marked tiles matter more than others.
-            None if no map was made.
+        values: float32 (T, H, W) in [0, 1]: the drop of the logit by each pixel's tile, divided by ``top``; 0 if the
+            logit does not drop. None if no map was made.
+        top: the largest drop of the logit by one tile.
+        p_value: one-sided p-value of the deletion check, which tests whether deleting the marked tiles lowers the logit
+            more than deleting tiles elsewhere. None if no map was made.
         why_hidden: why the map must not be shown; empty if it passed the check.
     """
 

@@ -129,7 +129,11 @@ class KnownVideos:
 
     @cached_property
     def left_out(self) -> PValues:
-        """The p-values of each tested video for both answers, computed from the tested videos of other groups."""
+        """The p-values of the answers real and fake for each tested video; a small p-value rules the answer out.
+
+        A p-value is the share of the videos with that label that look at least as atypical of it
+        (``metrics/abstention.py``). Videos of the same group are not compared.
+        """
         return left_out_p_values(self.witnesses, self.tested["group_id"])
 
     def telling(self, rule: Rule) -> frozenset[str]:
@@ -146,7 +150,7 @@ class KnownVideos:
         An answer that is not in ``telling`` becomes undecided.
 
         Args:
-            p_values: p-values of both answers for the M videos.
+            p_values: p-values of the answers real and fake for the M videos; a small one rules the answer out.
             rule: gives the error rates.
         """
         telling = self.telling(rule)
