@@ -86,8 +86,8 @@ class Rejections:
     ) -> None:  # fmt: skip
         """Record that a file or row is not used because of ``refusal``.
 
-        ``path`` is table text. ``row`` is the 1-based number of the row, and ``source_id`` the video's name in the
-        label source, if they are known.
+        ``path`` is escaped as in tables (``path_to_text``). ``row`` is the 1-based number of the row, and
+        ``source_id`` the video's name in the label source, if they are known.
         """
         self.rows.append((path, source_id, row, label, refusal.reason, message_text(refusal.detail)))
 
@@ -236,7 +236,7 @@ class CorpusFiles:
         """Return the path ``raw`` of a list relative to the root, without ``.`` and ``..``; or a refusal.
 
         A refusal is returned for an empty path, and for a path outside the root unless ``allow_outside`` is set. If it
-        is set, an absolute path outside the root stays absolute. The result is a plain path, not table text.
+        is set, an absolute path outside the root stays absolute. The result is a plain path, not escaped.
         """
         if not raw or "\0" in raw:
             return Refusal("no_path", f"got {raw!r} as path; wanted a file name relative to the corpus folder.")
@@ -290,7 +290,7 @@ class CorpusFiles:
             pictures: also yield still pictures, because they may be frames of a video.
 
         Yields:
-            Plain paths (not table text) relative to the root.
+            Plain paths (not escaped), relative to the root.
         """
         for path, is_folder in self.walk_all(top):
             if not is_folder and (is_named_as(self.kind, path) or (pictures and is_picture(path))):

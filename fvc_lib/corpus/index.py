@@ -273,7 +273,7 @@ def probe_listing(
 
 
 def files_of(listing: Listing) -> dict[str, Path]:
-    """Map the path of each entry of ``listing``, as table text, to the full path of its file."""
+    """Map the path of each entry of ``listing``, escaped as in tables (``path_to_text``), to its file's full path."""
     return {entry.path: listing.root / path_from_text(entry.path) for entry in listing.entries}
 
 

@@ -107,7 +107,7 @@ class FileRow:
     """A data row of a manifest, whose file has been checked but not opened."""
 
     number: int  # 1-based
-    path: str  # table text, relative to the root of the corpus
+    path: str  # relative to the root of the corpus; escaped as in tables (``path_to_text``)
     refusal: Refusal | None  # why the file is unusable; None: it is usable
     cells: Mapping[str, str]  # maps the name of a column, in lower case, to the text of its cell
     name: str  # name of the row in messages, such as ``manifest.csv row 3``
@@ -160,7 +160,7 @@ def join_frames(
     Args:
         files: access to the files of the corpus.
         rows: rows of the label source.
-        places: the path of each row's file as table text, or a refusal.
+        places: the path of each row's file, escaped as in tables (``path_to_text``), or a refusal.
         words: labels as the label source writes them. A folder named like a label holds many videos, not one.
         rejections: receives refused pictures, and missing pictures of a video.
 
@@ -229,7 +229,7 @@ def entry_of(
 
     Args:
         cells: text of each cell by column name in lower case; unknown columns are ignored.
-        path: path of the file as table text; also becomes the source id of the entry.
+        path: path of the file, escaped as in tables (``path_to_text``); also becomes the source id of the entry.
         label: label of the entry.
         row: 1-based number of the data row.
         origin: file name of the table.

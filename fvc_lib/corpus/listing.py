@@ -367,8 +367,8 @@ def _refuse_listed_twice(parts: Iterable[Listing]) -> None:
 def place(name: str, path: str) -> str:
     """Return the path that the file ``path`` of corpus ``name`` has in a joined listing: ``name/path``.
 
-    If ``name`` is empty or ``path`` is absolute (outside the corpus), the path is unchanged. Paths are
-    escaped as in tables (``escape_text``).
+    If ``name`` is empty or ``path`` is absolute (outside the corpus), the path is unchanged. Paths
+    are escaped as in tables (``escape_text``).
     """
     return path if path.startswith("/") else joined(name, path)
 

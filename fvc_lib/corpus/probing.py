@@ -114,7 +114,7 @@ State = dict[str, int] | None  # ``size_bytes`` and ``mtime_ns`` of a file; None
 class ProbeResult:
     """Result of probing one file: its properties and hashes, or ``reason`` and ``detail`` if it is unusable."""
 
-    path: str  # table text, relative to the probed folder; empty if re-encoding failed
+    path: str  # relative to the probed folder, escaped by ``path_to_text``; empty if re-encoding failed
     probe: VideoProbe | None = None  # properties of a video; None for images and unusable files
     content_sha256: str = ""  # hash of the content; empty for unusable files
     perceptual_hash: str | None = None
@@ -194,7 +194,7 @@ def probe_files(
     Args:
         kind: ``VIDEO_FILES`` or ``IMAGE_FILES``.
         root: the corpus folder.
-        paths: table texts relative to ``root``.
+        paths: paths relative to ``root``, escaped as in tables (``path_to_text``).
         work_dir: folder of stored results. They are JSON lines in one file per corpus folder and ``writer``. The files
             of all writers are read.
         workers: number of processes; 0: one per available core.

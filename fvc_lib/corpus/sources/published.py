@@ -31,7 +31,7 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
 
 PARTS = {"train": "train", "val": "validation", "test": "test"}  # official part by its name in published lists
-Describe = Callable[[str], Entry | Refusal | None]  # takes a path as table text; returns None for a file to skip
+Describe = Callable[[str], Entry | Refusal | None]  # takes an escaped path; returns None to skip it
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -111,7 +111,7 @@ def entry_of_video(
     """Return the ``Entry`` of a video of a published corpus.
 
     Args:
-        path: path of the video as table text; also the source id.
+        path: path of the video, escaped as in tables (``path_to_text``); also the source id.
         label: real or fake.
         groups: all leakage groups that the video belongs to; the first becomes the stated group.
         origin: the generator of a fake, or the source of a real video; may be empty.
