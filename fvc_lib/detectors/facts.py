@@ -132,8 +132,9 @@ def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
 
 
 def cost_of(values: dict[str, Any]) -> dict[str, float]:
-    """Measure one configuration in a child process, and return a mapping as ``measured_costs`` describes it.
+    """Return the size and the speed of the network of one configuration, measured in this process.
 
+    ``measured_costs`` calls this function in a child process, and describes the keys of the returned mapping.
     ``values`` are the fields of the ``RunConfig``.
     """
     config = RunConfig(**values)

@@ -173,14 +173,15 @@ def left_out_p_values(known: Witnesses, groups: ArrayLike) -> PValues:
 def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05) -> frozenset[str]:
     """Return the answers, ``real`` or ``fake``, that the right class gets significantly more often than the wrong one.
 
-    The test is Fisher's exact test, one-sided, with one vote per group. Keeping to a small error rate does not show
-    that a network knows anything. A network that knows nothing keeps to it too: it calls equal shares of both classes
-    fake.
+    This tests whether an answer carries information. A small share of wrong answers does not show that: a network with
+    random scores also calls only few reals fake, but it calls no larger share of the fakes fake. The test is Fisher's
+    exact test, one-sided. It counts groups of videos, not videos: each group has one vote per class.
 
     Args:
         known: N videos with known labels.
-        answers: N texts, the answer for each video by comparison with all other groups (``left_out_p_values``).
-        level: significance level: the largest probability that an answer is returned for a network that knows nothing.
+        answers: N texts, ``real``, ``fake`` or ``undecided``: the answer for each of these videos when it is compared
+            with the videos of all other groups (``left_out_p_values``).
+        level: significance level: the largest probability that an answer is returned for a network with random scores.
     """
     from scipy.stats import hypergeom  # half a second to load
 

@@ -40,9 +40,9 @@ METRICS = RANKING_METRICS | DECISION_METRICS | PROBABILITY_METRICS
 def within_folds(metric: Metric, folds: ArrayLike) -> Metric:
     """Return a metric that computes ``metric`` inside each fold and averages the values over folds.
 
-    A fold's weight in the average is its number of pairs of a fake and a real. So a fold with one class, also in a
-    half-sample, does not count. The value is NaN where no fold has both classes. For the AUC, the average is the
-    probability that a fake scores above a real of the same fold.
+    A fold's weight in the average is its number of pairs of a fake and a real. So a fold with one class does not count,
+    also in a half-sample (a random half of the groups, for intervals). The value is NaN where no fold has both classes.
+    For the AUC, the average is the probability that a fake scores above a real of the same fold.
 
     Every fold has a different model, and their scores need not share a scale, so one ranking over all folds would
     compare across models. Even a constant score would look worse than chance, because a fold with more fakes leaves
@@ -92,12 +92,13 @@ def mean_over_targets(metric: Metric, targets: ArrayLike, folds: ArrayLike | Non
     """Return a metric that averages ``metric`` over targets.
 
     A target is what a row tests, such as a generator of fakes. All targets count equally, however many rows they have.
-    On all rows the mean is NaN if any target has no value. In half-samples, where a class may be missing by chance,
-    targets without a value are left out. A group with rows in two targets is drawn for both or for neither.
+    The mean is NaN if any target has no value. Half-samples (random halves of the groups, for intervals) may lack a
+    class by chance. So their mean leaves out targets without a value. A half-sample has all rows of a group or none,
+    also if they have different targets.
 
     Args:
         metric: metric of one target.
-        targets: (N,), the target of each row, such as the generator that the row tests.
+        targets: (N,), the target of each row.
         folds: (N,); ``metric`` is then computed within the folds of each target (``within_folds``). None: over all rows
             of a target.
     """
@@ -135,7 +136,8 @@ def measure_over_folds(
         scores: float (N,), probabilities of fake.
         thresholds: a number, or float (N,); a score of at least its threshold means fake.
         folds: (N,), the fold of each row.
-        targets: (N,), the target that each row tests; the metric is then the mean over targets. None: one target.
+        targets: (N,), what each row tests, such as a generator of fakes; the metric is then the mean over targets
+            (``mean_over_targets``). None: all rows test the same.
 
     Raises:
         KeyError: ``name`` is not in ``METRICS``.

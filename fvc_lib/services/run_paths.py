@@ -122,7 +122,7 @@ class RunPaths:
     features = _Path("tables/features.parquet")  # forensic features of every video
     final_validation = _Path(
         "tables/final_validation.parquet"
-    )  # logits of the network of all groups on its validation part
+    )  # logits of the network trained on all groups, on its validation part
     results = _Path("kfold_results.feather")  # metrics, intervals and controls over all folds
     slices = _Path("tables/slices.parquet")  # the results by platform, codec, length and other attributes
     robustness = _Path("tables/robustness.parquet")  # scores of the disturbed test videos, on request
@@ -267,8 +267,8 @@ def list_ensembles(runs_dir: AnyPath, experiment: str = "*") -> list[RunPaths]:
 def find_run_or_ensemble(runs_dir: AnyPath, name: str) -> RunPaths:
     """Return the ensemble or run called ``name`` under ``runs_dir``.
 
-    For an ensemble, ``name`` is its path, its folder's name, or a part of a single ensemble's name that contains
-    ``ensemble``. Any other ``name`` is passed to ``find_run``.
+    An ensemble is found by the path of its folder, or by any part of its folder's name, if that part contains the word
+    ``ensemble`` and occurs in no other ensemble's name. Any other ``name`` is passed to ``find_run``.
 
     Raises:
         UsageError: no ensemble or run fits, or several do.

@@ -321,7 +321,7 @@ class OneNetwork(Predictor):
         Args:
             paths: paths of the run.
             standing: how the model compares with its controls.
-            final: must be False; only task ``video`` has a network of all groups.
+            final: must be False; only task ``video`` has a network trained on all groups.
 
         Raises:
             UsageError: the run is not finished, or ``final`` is True.

@@ -197,7 +197,7 @@ class Judge:
 
 
 def _apart(clusters: Components, candidates: Candidates) -> Candidates:
-    """Return the ``candidates`` (4, K) whose two videos are in different components of ``clusters``."""
+    """Return those of K ``candidates`` (4, K) whose two videos are not connected yet in ``clusters``."""
     return candidates[:, clusters.label[candidates[0]] != clusters.label[candidates[1]]]
 
 
@@ -399,9 +399,10 @@ def blocks_for(max_bits: int, num_queries: int, num_entries: int) -> tuple[Block
 
 
 def _sorted_by(block: Block, codes: Codes) -> tuple[Codes, _Numbers, _Numbers]:
-    """Return (codes, keys, positions): at most 2**32 ``codes`` sorted by their keys in ``block``, then by position.
+    """Return (codes, keys, positions), all (C,): the ``codes`` sorted by their keys in ``block``, then by position.
 
-    ``positions`` are the indices of the codes before they were sorted.
+    A code's key consists of its bits in ``block``. ``positions`` are the indices of the codes before they were sorted.
+    There may be at most 2**32 codes.
     """
     # Numbers that hold key and position are sorted ten times as fast as keys by argsort.
     order = (block.keys(codes) << np.uint64(32)) | np.arange(len(codes), dtype=np.uint64)

@@ -110,7 +110,10 @@ class Dish:
 
     @property
     def amounts(self) -> dict[str, float]:
-        """The true amounts in the whole dish, by the names in ``TARGETS``, including those that the manifest omits."""
+        """The true energy, nutrients and mass of all that lies on the plate, by the names in ``TARGETS``.
+
+        Amounts that the corpus's manifest does not state (see ``known``) are included.
+        """
         total = self.num_pieces * _AMOUNTS[self.food] + self.num_berries * _AMOUNTS["berries"]
         return {name: round(amount, 3) for name, amount in zip(TARGETS, total.tolist(), strict=True)}
 

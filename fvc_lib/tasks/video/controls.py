@@ -306,8 +306,9 @@ def auc_within_folds(scored: pl.DataFrame, config: RunConfig) -> Interval:
     """Return the AUC within folds, with an interval over groups.
 
     Within folds means that only videos of the same fold are compared, since each fold has its own network. ``scored``
-    has the columns ``group_id label score fold``. With a column ``target`` of several targets, the AUC is the plain
-    mean over targets.
+    has the columns ``group_id label score fold``, and ``target`` under some protocols. A target is a held-out corpus or
+    generator, say, that a video tests. With several targets, the AUC is computed for every target and averaged with
+    equal weights.
     """
     return _interval(scored, *_auc(scored), config)
 

@@ -249,7 +249,7 @@ class FoldClips:
     """The clips of one outer fold; each part is sorted by video id.
 
     Attributes:
-        fold: the fold's number; None for the network of all groups, whose test part is empty.
+        fold: the fold's number; None for the network trained on all groups, whose test part is empty.
         train: originals and augmented copies.
         validation: originals of the inner validation part, which chooses epoch, temperature and threshold.
         test: the sealed test part, originals only.
@@ -299,7 +299,7 @@ def rows_to_train_on(table: pl.DataFrame, config: RunConfig, fold: int | None) -
     Args:
         table: FOLDS for protocol ``kfold``, else PROTOCOL.
         config: protocol, seed, and whether labels are shuffled.
-        fold: number of the outer fold; None: the network of all groups.
+        fold: number of the outer fold; None: the network trained on all groups.
     """
     if config.protocol == KFOLD:
         rows = TrainingRows(table)
@@ -315,7 +315,8 @@ def control_clips(
     """Return the clips of each control of a fold, by the control's name (``tasks.CONTROL_TRAININGS``).
 
     A control is the same training on other labels: shuffled labels, or the source of a real video instead of its class.
-    A control is absent if it is turned off, or if the groups are too few for it. The network of all groups has none.
+    A control is absent if it is turned off, or if the groups are too few for it. The network trained on all groups has
+    no controls.
 
     Args:
         rows: the rows that the model is trained on.

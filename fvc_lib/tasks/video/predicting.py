@@ -121,13 +121,14 @@ class Section(Strict):
     Attributes:
         ranges: codecs, and ranges of size, length and rate, of the run's videos.
         folds: one record per fold, in the order of the folds; empty for an ensemble, or with ``final``.
-        final: the record of the network of all groups, which then judges alone; None: there is none.
+        final: the record of the network trained on all groups. It judges alone, without the folds' networks. None: the
+            folds' networks, or an ensemble, judge.
         ensemble: how members are combined; None for a single run.
     """
 
     ranges: TrainingRanges
     folds: list[FoldRecord] = Field(default_factory=list)
-    final: FoldRecord | None = None  # the network of all groups; it then judges alone, without fold networks
+    final: FoldRecord | None = None  # the network trained on all groups; it judges alone, without fold networks
     ensemble: EnsembleRecord | None = None
 
 
@@ -181,7 +182,7 @@ class VideoDetector(Predictor):
 
         Raises:
             DataError: a member of an ensemble is missing or was trained again.
-            UsageError: the run is not finished; or ``final``, and there is no network of all groups.
+            UsageError: the run is not finished; or ``final``, and there is no network trained on all groups.
             FvcError: a file of the run is damaged.
         """
         if is_ensemble(paths.root):
@@ -554,7 +555,7 @@ def networks_of_run(paths: RunPaths, folds: Collection[int] | None = None, *, fi
     Args:
         paths: the run.
         folds: numbers of the folds; None: all.
-        final: whether to add the network of all groups, which then judges new videos alone.
+        final: whether to add the network trained on all groups, which then judges new videos alone.
 
     Raises:
         UsageError: the run is of another task, or one of its trainings is not finished.
@@ -573,7 +574,7 @@ def networks_of_run(paths: RunPaths, folds: Collection[int] | None = None, *, fi
 
 
 def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
-    """Return the network of ``fold``, or of all groups for ``FINAL``.
+    """Return the network of ``fold``; for ``FINAL``, the network trained on all groups.
 
     Raises:
         UsageError: its training is not finished.
@@ -601,7 +602,7 @@ def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
 
 
 def held_back(paths: RunPaths, folds: Collection[int]) -> float:
-    """Return the divisor, at least 1, of the log odds of the network of all groups.
+    """Return the divisor, at least 1, of the log odds by the network trained on all groups.
 
     The network's temperature was fitted on the few videos that also chose its epoch, so its log odds may be too large.
     On these videos, the divisor is the median absolute log odds by this network, divided by the median absolute
@@ -637,8 +638,8 @@ def known_videos(
         paths: the run or ensemble.
         folds: numbers of the folds whose predictions are read.
         base_rates: the share of fakes on which the scores of each judging network were calibrated; None: not known.
-        final_temperature: temperature of the network of all groups. If above 0, this network's stored logits are
-            divided by it and added as the column ``final_logit``.
+        final_temperature: temperature of the network trained on all groups. If above 0, this network's stored logits
+            are divided by it and added as the column ``final_logit``.
     """
     scores = stored_predictions(paths, folds).select("video_id", "fold", "score", "logit", "temperature")
     by_final = pl.DataFrame(schema={"video_id": pl.String, "final_logit": pl.Float64})

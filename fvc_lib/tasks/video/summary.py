@@ -166,8 +166,8 @@ def validation_table(
     """Return the table of the N inner validation videos with the logits on which the choices were made.
 
     Args:
-        fold: number of the outer fold, for a table VALIDATION_PREDICTIONS. None: the network of all groups, for a table
-            FINAL_VALIDATION.
+        fold: number of the outer fold, for a table VALIDATION_PREDICTIONS. None: the network trained on all groups, for
+            a table FINAL_VALIDATION.
         clips: the fold.
         logits: float64 (N,).
         recorded: the choices; only the temperature is written.

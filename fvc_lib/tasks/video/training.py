@@ -129,7 +129,7 @@ def first_look(paths: RunPaths, config: RunConfig, fold: int) -> tuple[list[str]
 
 
 def fold_training(paths: RunPaths, config: RunConfig, fold: int | None = None) -> Training[TrainingSummary]:
-    """Return the training of one outer fold, or of all groups, on clips; raises as ``train_fold``."""
+    """Return the training on clips for an outer fold, or on all groups (None); raises as ``train_fold``."""
     return _training(paths, config, *read_fold(paths, config, fold))
 
 
@@ -292,7 +292,7 @@ class BinaryScores(SampleColumns):
 
 
 def engine_settings(config: RunConfig, fold: int | None) -> EngineSettings:
-    """Return the engine's settings for the training of ``fold``; None means the network of all groups."""
+    """Return the engine's settings for training on an outer fold, or on all groups (``fold`` is None)."""
     seed = stable_seed("fold", config.seed, "final" if fold is None else fold)
     micro_batch = DETECTORS.get(config.model).micro_batch
     return settings_of(config, seed, micro_batch, balance_classes=config.class_balance == "sampler")

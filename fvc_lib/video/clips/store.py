@@ -153,7 +153,9 @@ class ClipStore:
         return size_bytes == clip_file_bytes(self.shape) + DIGEST_BYTES
 
     def read(self, video_id: str, augmentation_index: int) -> Pixels:
-        """Return the clip, uint8 (N T, 3, S, S).
+        """Return the pixels of a file, uint8 (N T, 3, S, S): N clips of a video, concatenated, of T frames each.
+
+        ``augmentation_index`` 0 is the original, larger numbers are augmented copies.
 
         Raises:
             DataError: the file is missing or damaged.
@@ -187,7 +189,9 @@ class ClipStore:
             raise DataError(f"clip {str(path)!r}: {reason}. Delete the file and run 03_augmentation again.") from error
 
     def write(self, video_id: str, augmentation_index: int, frames: Pixels) -> None:
-        """Store a clip, uint8 (N T, 3, S, S), atomically; index 0 is the original.
+        """Write a file atomically: ``frames``, uint8 (N T, 3, S, S), are the N clips of a video, concatenated.
+
+        ``augmentation_index`` 0 is the original, larger numbers are augmented copies.
 
         Raises:
             ValueError: ``frames`` is not uint8 of the store's shape.

@@ -96,13 +96,16 @@ def wanted_of(path: Path, num_frames: int, side: int, view: View) -> tuple[Place
 
 
 def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixels, list[SeenClip]]:
-    """Make the clips of a view from decoded frames, and return them as ``decode_view`` does.
+    """Put the N clips of a video together from its decoded frames, and cut out the wanted part of the picture.
 
     Args:
         decoded: the frames, decoded with the arguments that ``wanted_of`` returns.
         num_frames: T, number of frames of one clip.
         side: S, side of the square frames in pixels.
-        view: the view.
+        view: the rule that selects the frames, the number of clips (N), and the part of the picture.
+
+    Returns:
+        As ``decode_view``: the clips, concatenated, uint8 (N T, 3, S, S), and one ``SeenClip`` per clip.
 
     Raises:
         CropError: the crop fails.
@@ -372,7 +375,7 @@ class _WindowSink:
     Args:
         opened: the video.
         windows: the wanted frames.
-        view: the view of the run.
+        view: the rule that selects the part of the picture.
         sides: a tuple: side of decoded frames, side of stored frames, both in pixels.
         store: called with (index, pixels) for every frame to store.
     """

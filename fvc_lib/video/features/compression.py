@@ -1,7 +1,7 @@
 """Traces of compression in tiles, from the cosine coefficients of blocks: ``block_dct`` and ``double_compression``.
 
-``block_dct``: compression removes high frequencies and small coefficients. How many remain in a picture that was
-compressed twice, scaled or synthesised differs from a recording that was compressed once.
+``block_dct``: compression removes high frequencies and small coefficients. So a picture that was compressed
+twice, scaled or synthesised has other shares of them than a recording that was compressed once.
 
 ``double_compression``: quantisation makes coefficients multiples of a step. If a picture was compressed before, by a
 codec with the same block grid, the histograms of its coefficients have peaks at these multiples (a comb). H.264 and its

@@ -141,9 +141,12 @@ class FeatureFamily:
     def pooled(self, measured: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Return a mapping from all column names to a video's values; NaN where nothing could be measured.
 
+        The values of a feature are pooled over all sampled tiles or pairs of frames; those of ``stream`` are returned
+        as they are.
+
         Args:
-            measured: the results of ``measure``: one per sampled frame (``tiles``) or run (``pairs``), or a single one
-                (``stream``).
+            measured: the results of ``measure``: one per sampled frame (``tiles``), one per ``Run`` of consecutive
+                frames (``pairs``), or a single one for the whole video (``stream``).
 
         Raises:
             ValueError: ``measure`` returned other features than the family declares.

@@ -3,10 +3,10 @@
 The verdict is fake or real only if the other answer is unlikely at a stated rate (``metrics/abstention.py``). Otherwise
 it is undecided.
 
-The network of all groups learns from every group, so no group is left to test it. For its verdicts the rule therefore
-uses the out-of-fold scores, which the folds' networks gave. ``agreement_table`` compares both kinds of scores on a few
-videos: those that chose the epoch and temperature of the network of all groups. It was not trained on them, but it
-looks a little better on them than it is.
+A run may also have a network trained on all groups, so that no group is left to test it. For its verdicts the rule
+therefore uses the out-of-fold scores, which the folds' networks gave. ``agreement_table`` compares both kinds of scores
+on the few videos of that network's validation part. They chose its epoch and temperature, but did not train its
+weights. So it looks a little better on them than it is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -100,8 +100,8 @@ class KnownVideos:
     Attributes:
         rows: one row per video: ``video_id group_id label content_sha256 perceptual_hash fold score logit temperature
             final_logit``. The last five are null if no score is stored. Videos of a run also have the other columns of
-            INDEX. ``final_logit`` is the calibrated log odds by the network of all groups; it is null for videos that
-            did not choose its epoch.
+            INDEX. ``final_logit`` is the calibrated log odds by the network trained on all groups; it is null for
+            videos that did not choose its epoch.
         tested: the rows with a score, in the order of ``witnesses``.
         base_rates: for every network that judges new videos, the share of fakes in the videos that calibrated its
             scores; None: not known.
@@ -218,7 +218,7 @@ def at_prior(logits: FloatArray, base_rates: Sequence[float | None], prior: floa
 
 
 def agreement_table(known: KnownVideos) -> pl.DataFrame:
-    """Compare the network of all groups with the folds' networks, on the videos that chose its epoch.
+    """Compare the network trained on all groups with the folds' networks, on the videos that chose its epoch.
 
     Returns one row per label with columns ``label videos groups this_network out_of_fold difference``. ``videos`` and
     ``groups`` are counts. ``this_network`` and ``out_of_fold`` are medians of the calibrated probabilities of fake.

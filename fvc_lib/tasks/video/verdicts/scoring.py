@@ -36,7 +36,7 @@ from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 Floats = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
 
-FINAL = -1  # stands for the network of all groups where a fold's number is expected
+FINAL = -1  # stands for the network trained on all groups (none is kept for a test) where a fold's number is expected
 _MEASURED_AT_ONCE = 64  # files whose forensic features are measured together
 
 
@@ -68,13 +68,13 @@ class FoldNetwork:
 class Networks:
     """The networks of a finished run of task video. A network is loaded when it is first needed, and stays in memory.
 
-    New videos are judged by the networks of all folds. If ``folds`` has the network of all groups (``FINAL``), that
-    network judges new videos alone.
+    New videos are judged by the networks of all folds. If ``folds`` has a network trained on all groups (``FINAL``),
+    that network judges new videos alone.
 
     Args:
         name: name of the run, for messages.
         config: parameters of the run.
-        folds: networks by number of the fold, or ``FINAL``.
+        folds: maps the number of a fold, or ``FINAL``, to its network.
     """
 
     def __init__(self, name: str, config: RunConfig, folds: Mapping[int, FoldNetwork]) -> None:
@@ -94,7 +94,10 @@ class Networks:
 
     @property
     def judges(self) -> tuple[int, ...]:
-        """Numbers of the folds whose networks judge new videos; ``(FINAL,)`` with a network of all groups."""
+        """Numbers of the folds whose networks judge new videos, sorted.
+
+        They are ``(FINAL,)`` if there is a network trained on all groups, which then judges alone.
+        """
         return (FINAL,) if FINAL in self.folds else tuple(sorted(self.folds))
 
     @property

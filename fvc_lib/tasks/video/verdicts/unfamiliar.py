@@ -13,7 +13,8 @@ cross-conformal test (``metrics/abstention``): among videos from the same source
 p has a quantile of p or less. Videos of one group are not independent, so every group has one vote. With few groups the
 smallest possible quantile is too large to call any video unlike the run's.
 
-For the network of all groups, new videos are compared with the videos that chose its epoch. It was not trained on them.
+For the network trained on all groups, new videos are compared with its validation part: the few videos that chose its
+epoch, but did not train its weights.
 """
 
 from collections.abc import Collection, Mapping, Sequence
