@@ -334,7 +334,8 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
 
     ``values`` are the fields of the configuration, as JSON values.
     """
-    from fvc_lib.detectors.classical import refuse_random_trunk, refuse_settings, trunk_config
+    from fvc_lib.detectors.classical import refuse_settings
+    from fvc_lib.detectors.probe import refuse_random_trunk
 
     config = RunConfig(**values)
     try:
@@ -345,7 +346,7 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
             if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
                 raise UsageError(f"model {config.model!r} needs {', '.join(missing)}, which is not installed.")
             if config.of_features == "embedding":
-                _try_network(trunk_config(config))
+                _try_network(config)
                 refuse_random_trunk(config)
         elif config.task == DEFAULT_TASK:
             _try_network(config)

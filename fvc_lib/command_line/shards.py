@@ -135,7 +135,7 @@ def _make_clips(config: RunConfig, mine: pl.DataFrame, report: Report) -> None:
     from fvc_lib.video.clips.making import make_clips
     from fvc_lib.video.clips.store import ClipStore
 
-    store, copies = ClipStore.of(config), config.augmentations_per_video
+    store, copies = ClipStore.of(config), config.num_copies
     make_clips(store, mine, run_listing(config).root, copies, None, progress=report, workers=config.workers)
 
 
@@ -156,13 +156,11 @@ def _compute_features(config: RunConfig, made: pl.DataFrame, shard: Shard, repor
         shard: the shard.
         report: called with the number of finished clips and of all clips of the shard.
     """
-    from fvc_lib.detectors.classical import trunk_config
     from fvc_lib.engine.device import resolve_device
     from fvc_lib.tasks.video.data import made_clips, open_clips
     from fvc_lib.tasks.video.features import with_features
 
     source = open_clips(config, made)
     mine = [clip for clip in made_clips(made) if shard.has(clip[0])]
-    network = trunk_config(config) if config.of_features else config
     device = resolve_device(config.device, config.amp).device
-    with_features(source, mine, network, device, begin=0.0, stop=lambda: False, progress=report)
+    with_features(source, mine, config, device, begin=0.0, stop=lambda: False, progress=report)

@@ -7,7 +7,7 @@ stored in the libraries' text formats, as arrays of bytes. No file is unpickled.
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -293,10 +293,6 @@ _MODELS: dict[str, tuple[ClassicalModel, tuple[str, ...], str, str]] = {
 }
 
 
-def _returning(model: ClassicalModel) -> Callable[[], ClassicalModel]:
-    return lambda: model
-
-
 for _name, (_model, _packages, _paper, _bibtex) in _MODELS.items():
     DETECTORS.register(
         DetectorSpec(
@@ -309,61 +305,11 @@ for _name, (_model, _packages, _paper, _bibtex) in _MODELS.items():
             side=112,
             normalisation="none: the model sees features of the coded frames, not clips",
             micro_batch=1,
-            build=_returning(_model),
+            estimator=_model,
             packages=_packages,
             of_features="forensic",
         )
     )
-
-
-def _of_trunk(name: str) -> DetectorSpec:
-    trunk = name.partition(":")[2]
-    spec = DETECTORS.get(trunk)
-    if spec.build_trunk is None:
-        raise UsageError(
-            f"model {name!r}: {trunk} has no trunk whose features could be used. Choose a published network: "
-            "run_notebooks.py detectors lists them."
-        )
-    return replace(
-        spec,
-        name=name,
-        family="classical",
-        paper=f"{_PROBES}; {spec.paper}",
-        build=lambda: LOGISTIC,
-        build_trunk=None,
-        of_name=None,
-        of_features="embedding",
-        trunk=trunk,
-        tune="head",
-    )
-
-
-_PROBES = "G. Alain and Y. Bengio, Understanding intermediate layers using linear classifier probes, 2016"
-# Logistic regression on the features of a frozen trunk (linear probing), such as embedding_logistic:efficientnet_lite0.
-DETECTORS.register(
-    DetectorSpec(
-        name="embedding_logistic:NAME",
-        family="classical",
-        paper=_PROBES,
-        bibtex="@article{alain2016understanding, title={Understanding intermediate layers using linear classifier "
-        "probes}, author={Alain, Guillaume and Bengio, Yoshua}, journal={arXiv:1610.01644}, year={2016}}",
-        licence="this project's, and the trunk's",
-        num_frames=6,
-        side=112,
-        normalisation="the trunk's",
-        micro_batch=2,
-        of_name=_of_trunk,
-        of_features="embedding",
-    )
-)
-
-
-def trunk_config(config: RunConfig) -> RunConfig:
-    """Return the configuration of the frozen trunk (network without class layer) whose features the model uses.
-
-    ``config`` is that of a model ``embedding_logistic:NAME``.
-    """
-    return config.model_copy(update={"model": DETECTORS.get(config.model).trunk, "tune": "head"})
 
 
 def refuse_settings(config: RunConfig) -> None:
@@ -385,16 +331,4 @@ def refuse_settings(config: RunConfig) -> None:
         raise UsageError(
             f"{', '.join(names)}: model {config.model!r} is fitted to features of whole videos, in one process on the "
             "CPU. Leave them out (class_balance: loss or none)."
-        )
-
-
-def refuse_random_trunk(config: RunConfig) -> None:
-    """Raise ``UsageError`` if the trunk of a model on embeddings would have random weights.
-
-    It would if ``config`` names no weights and no installed package includes them.
-    """
-    if not config.model_weights and not DETECTORS.get(config.model).brings_weights:
-        raise UsageError(
-            f"model {config.model!r}: its trunk begins without weights, so its features say nothing. Add "
-            "-p model_weights FILE_OR_FOLDER, or use a trunk that brings its weights (efficientnet_lite0)."
         )

@@ -153,7 +153,7 @@ class RunConfig(BaseModel):
 
     # Augmentation
     augmentations_per_video: int = field(
-        2, "weights", "augmented clips of each training video", _VIDEO, stages=(AUGMENTATION,), ge=0
+        2, "weights", "augmented clips of each training video of a network", _VIDEO, stages=(AUGMENTATION,), ge=0
     )
     # Noise, blur, cutout, resampling and repeated frames imitate the traces of fakes. With all nine operations an
     # earlier network's AUC on the sample corpus fell from 0.97-0.99 to 0.73-0.91.
@@ -175,8 +175,8 @@ class RunConfig(BaseModel):
 
     # Training
     model: Annotated[str, NameIn(DETECTORS)] = field(
-        "efficientnet_lite0", "weights", "detector of videos: a name that `detectors` lists, or net.py:Net", _CLIPS,
-        stages=(AUGMENTATION,),
+        "probe:efficientnet_lite0", "weights", "detector of videos: a name that `detectors` lists, or net.py:Net",
+        _CLIPS, stages=(AUGMENTATION,),
     )  # fmt: skip
     model_weights: str = field(
         "", "weights", "file or folder of published weights; empty: the model's own, or none", _CLIPS,
@@ -334,6 +334,11 @@ class RunConfig(BaseModel):
         return DETECTORS.of_features(self.model) if self.task == DEFAULT_TASK else ""
 
     @property
+    def num_copies(self) -> int:
+        """The number of augmented clips of each training video; a model on features takes none."""
+        return 0 if self.of_features else self.augmentations_per_video
+
+    @property
     def has_frozen_trunk(self) -> bool:
         """Whether the model has a trunk (feature extractor) with published weights that no fold trains.
 
@@ -343,7 +348,7 @@ class RunConfig(BaseModel):
             return False
         spec = DETECTORS.get(self.model)
         given = bool(self.model_weights) or spec.brings_weights
-        return bool((spec.build_trunk or spec.trunk) and (self.tune or spec.tune) == "head" and given)
+        return bool(spec.build_trunk and (self.tune or spec.tune) == "head" and given)
 
     @property
     def recipe(self) -> str:

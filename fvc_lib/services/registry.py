@@ -399,10 +399,10 @@ class DetectorSpec:
     tune: str = "all"  # trained parameters: head, norms, last:N, effort or all
     l2_normalise: bool = False  # whether each feature vector is brought to length 1
     of_name: Callable[[str], "DetectorSpec"] | None = None  # for a family: returns the declaration of one of its names
-    # The input in place of clips: ``forensic`` (the table of stage 03b) or ``embedding`` (a frozen trunk's features);
-    # then ``build`` gives a ``detectors.classical.ClassicalModel``. Empty: it is a network.
+    # The input in place of clips: ``forensic`` (the table of stage 03b) or ``embedding`` (a frozen trunk's features).
+    # Empty: it is a network.
     of_features: str = ""
-    trunk: str = ""  # for ``embedding``: name of the network that has the trunk
+    estimator: Any = None  # for a model on features: its ``detectors.classical.ClassicalModel``
 
     def clips(self, num_frames: int, side: int, sampling: str = "", **view: Any) -> ClipSettings:
         """Return clip settings for this network; an argument that is 0 or empty is replaced by the network's value.
@@ -458,13 +458,11 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
     def declared_in(self, name: str) -> list[str]:
         """Return the dotted names of the modules that register ``name``.
 
-        A classical model on a trunk's features has the trunk's name after a colon. The modules that register the trunk
-        are then added.
+        A probe has the name of its trunk after a colon. The modules of the trunk are added.
         """
         ours = super().declared_in(name)
         trunk = name.partition(":")[2]
-        is_model = trunk and f"{self._folder}.classical" in ours
-        return [*ours, *super().declared_in(trunk)] if is_model else ours
+        return [*ours, *super().declared_in(trunk)] if f"{self._folder}.probe" in ours else ours
 
     def of_features(self, name: str) -> str:
         """Return the kind of features that the model ``name`` takes as input (``DetectorSpec.of_features``).
@@ -473,7 +471,8 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
         imported.
         """
         ours = self.declared_in(name)
-        is_network = self.file_of(name) is not None or (ours and f"{self._folder}.classical" not in ours)
+        on_features = {f"{self._folder}.classical", f"{self._folder}.probe"}
+        is_network = self.file_of(name) is not None or (ours and not on_features.intersection(ours))
         return "" if is_network else self.get(name).of_features
 
 

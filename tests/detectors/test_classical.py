@@ -11,7 +11,6 @@ import torch
 from fvc_lib.detectors import classical
 from fvc_lib.detectors.classical import fit_scaling, scaled
 from fvc_lib.services.checkpoint_files import load_weights, weights_digest, write_weights_with_digest
-from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS
 
 NAMES = ("forensic_logistic", "forensic_svm", "forensic_boosting", "forensic_xgboost", "forensic_lightgbm")
@@ -31,7 +30,7 @@ def part(seed: int = 0, missing: float = 0.1) -> tuple[np.ndarray, np.ndarray, n
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_each_model_learns_despite_gaps_gives_the_same_bits_again_and_survives_its_file(tmp_path, name):
-    model, (values, labels, weights) = DETECTORS.get(name).build(), part(0)
+    model, (values, labels, weights) = DETECTORS.get(name).estimator, part(0)
     unseen, unseen_labels, _ = part(1)
     arrays = model.fit(values, labels, weights, model.candidates[-1])
     logits = model.logits(arrays, unseen)
@@ -68,13 +67,3 @@ def test_scaling_marks_gaps_and_ignores_constant_columns():
     seen = scaled(arrays, np.array([[np.nan, 9.0, 6.0]]))
     assert seen[0, :3].tolist() == [0.0, 0.0, 0.0]
     assert seen[0, 3] > 0
-
-
-def test_a_model_on_a_trunks_features_sees_that_trunks_clips():
-    spec, trunk = DETECTORS.get("embedding_logistic:efficientnet_lite0"), DETECTORS.get("efficientnet_lite0")
-    seen = (spec.num_frames, spec.side, spec.trunk, spec.of_features)
-    assert seen == (trunk.num_frames, trunk.side, "efficientnet_lite0", "embedding")
-    assert "fvc_lib.detectors.frames.efficientnet_lite0" in DETECTORS.declared_in(spec.name)
-    assert DETECTORS.of_features(spec.name) == "embedding"
-    with pytest.raises(UsageError, match="has no trunk"):
-        DETECTORS.get("embedding_logistic:forensic_boosting")

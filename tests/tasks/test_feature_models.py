@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import polars as pl
 import pytest
 
@@ -12,7 +11,15 @@ from fvc_lib.detectors import classical as estimators
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
-from fvc_lib.services.tables import FEATURES, FOLDS, INDEX, PREDICTIONS, read_table, write_table
+from fvc_lib.services.tables import (
+    FEATURES,
+    FOLDS,
+    INDEX,
+    PREDICTIONS,
+    VALIDATION_PREDICTIONS,
+    read_table,
+    write_table,
+)
 from fvc_lib.tasks.leakage_audit import leakage_audit
 from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video import classical
@@ -74,31 +81,38 @@ def test_other_models_learn_too(tmp_path, monkeypatch):
     assert auc_of(read_table(tiny.paths.predictions(0), PREDICTIONS)) > 0.85
 
 
-def test_settings_are_chosen_on_inner_folds_of_whole_groups_without_validation_and_test(tmp_path, monkeypatch):
-    """Videos of a group have nearly equal features, so the first column shows which groups a fit has seen."""
-    tiny, seen, fit = feature_run(tmp_path, shuffled_label_control=False), [], estimators.LOGISTIC.fit
-
-    def watching(values, labels, weights, settings):
-        seen.append({round(value, 1) for value in values[:, 0] if np.isfinite(value)})
-        return fit(values, labels, weights, settings)
-
-    model = replace(estimators.LOGISTIC, candidates=({"penalty": 30.0},), fit=watching)
-    monkeypatch.setattr(classical, "model_of", lambda config: model)
+def test_scaling_settings_and_held_out_logits_see_neither_the_test_part_nor_the_held_out_groups(tmp_path, monkeypatch):
+    tiny, seen, judged = feature_run(tmp_path, shuffled_label_control=False), [], []
     source, parts = read_fold(tiny.paths, tiny.config, 0)
     clips = parts[""]
+    group_of = {source.of([row])[0].tobytes(): row.group_id for row in clips.train}
+
+    def groups(values):
+        """Return the groups of videos with these features; fail for a video outside the training part."""
+        return {group_of[row.tobytes()] for row in values}
+
+    def watching(values, labels, weights, settings):
+        seen.append(groups(values))
+        return estimators.LOGISTIC.fit(values, labels, weights, settings)
+
+    def judging(arrays, values):
+        if len(judged) < classical.INNER_FOLDS:  # later calls judge the test part
+            judged.append(groups(values))
+        return estimators.LOGISTIC.logits(arrays, values)
+
+    model = replace(estimators.LOGISTIC, candidates=({"penalty": 30.0},), fit=watching, logits=judging)
+    monkeypatch.setattr(classical, "model_of", lambda config: model)
     with pytest.raises(LeakageError, match="sealed"):
         clips.test.open(None)
-    train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog())
+    outcome = train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog())
     *inner, whole = seen
     assert len(inner) == classical.INNER_FOLDS
-    train, validation = (
-        {round(value, 1) for value in source.of(part)[:, 0]} for part in (clips.train, clips.validation)
-    )
-    assert whole <= train
-    assert not whole & (validation - train)
-    left_out = [whole - part for part in inner]
-    assert all(left_out)
-    assert set().union(*left_out) <= whole
+    assert whole == set(group_of.values())
+    assert [fitted.isdisjoint(held_out) for fitted, held_out in zip(inner, judged, strict=True)] == [True] * len(inner)
+    assert [fitted | held_out for fitted, held_out in zip(inner, judged, strict=True)] == [whole] * len(inner)
+    assert outcome.training.selection.num_videos == len(clips.train)
+    calibrated = read_table(tiny.paths.validation_predictions(0), VALIDATION_PREDICTIONS)
+    assert set(calibrated["video_id"]) == {row.video_id for row in clips.train}
 
 
 def test_a_stopped_fold_starts_over_and_gives_the_same_bits(tmp_path, finished):

@@ -82,7 +82,7 @@ class Selection:
         aim = operating_point(self.operating_point).says
         first = ("epoch", f"{self.best_epoch} of {self.num_epochs}", "lowest loss")
         if self.num_candidates:
-            first = ("settings", settings_text(self.settings), f"lowest loss of {self.num_candidates} over inner folds")
+            first = ("settings", settings_text(self.settings), f"lowest held-out loss of {self.num_candidates}")
         rows = [
             (*first, f"{self.validation_loss:.4f}"),
             ("temperature", f"{self.temperature:.4g}", "likelihood, held back where videos are few", calibrated),
@@ -119,8 +119,9 @@ class RecordedSelection:
     def sentence(self) -> str:
         """Return a sentence with the size of the inner validation part and the number of openings of the outer fold."""
         chosen = self.selection
+        on = "training videos, held out in turn," if chosen.num_candidates else "inner validation videos"
         return (
-            f"Chosen on {chosen.num_videos} inner validation videos of {chosen.num_groups} groups ({chosen.num_real} "
+            f"Chosen on {chosen.num_videos} {on} of {chosen.num_groups} groups ({chosen.num_real} "
             f"real, {chosen.num_fake} fake) and recorded before the outer fold's labels were opened; until now they "
             f"were opened {self.openings} times, {self.earlier} of them for other selections."
         )

@@ -1,15 +1,14 @@
 """Models on features, such as a logistic regression: read a fold's features, fit a model, and judge new files with it.
 
-Parts, sealed test part, controls, calibration and tables are as for a network (``tasks/video/training.py``). A network
-is chosen among epochs; these models are chosen among candidate settings. Every candidate is fitted and tested on inner
-folds of the training part, which keep groups together. The candidate with the lowest loss is then fitted to the whole
-training part. Temperature and threshold are chosen on the inner validation part. A training takes seconds, so a stopped
-one starts over.
+Sealed test part, controls and tables are as for a network (``tasks/video/training.py``). A network holds an inner
+validation part back; these models are fitted to all training groups. Every candidate setting is fitted to and tested on
+inner folds of the training part, which keep groups together. The candidate with the lowest loss is then fitted to the
+whole training part. Its held-out logits, from models that did not see the video's group, choose temperature and
+threshold. A training takes seconds, so a stopped one starts over.
 """
 
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 
 from fvc_lib.corpus.folds import make_folds, most_folds
 from fvc_lib.detectors import classical
-from fvc_lib.detectors.classical import Arrays, ClassicalModel, trunk_config
+from fvc_lib.detectors.classical import Arrays, ClassicalModel
 from fvc_lib.detectors.network import Detector, build_detector
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.training_state import MetricSink
@@ -49,7 +48,7 @@ from fvc_lib.video.features.family import families_named
 from fvc_lib.video.features.measuring import measure_files
 from fvc_lib.video.features.worker import code_of
 
-INNER_FOLDS = 3
+INNER_FOLDS = 5
 _logger = logging.getLogger(__name__)
 
 
@@ -97,7 +96,7 @@ class EmbeddedClips:
     @property
     def families(self) -> tuple[str, ...]:
         """The families of the F features: F times the name of the trunk."""
-        return (DETECTORS.get(self.config.model).trunk,) * self.features.feature_shape[1]
+        return (self.config.model.partition(":")[2],) * self.features.feature_shape[1]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -132,7 +131,7 @@ def look_at_features(config: RunConfig, source: Source, clips: FoldClips) -> tup
 
 def model_of(config: RunConfig) -> ClassicalModel:
     """Return the estimator that ``config.model`` names."""
-    model: ClassicalModel = DETECTORS.get(config.model).build()  # type: ignore[misc]  # a model on features has it
+    model: ClassicalModel = DETECTORS.get(config.model).estimator
     return model
 
 
@@ -160,14 +159,15 @@ class Fitted:
         weights: the arrays of the fitted model, by name.
         candidates: all candidate settings with their losses.
         recorded: the choices that were recorded.
-        validation_logits: logits of the V inner validation videos with the prior logit added, float64 (V,).
+        held_out_logits: logits of the N training videos by models that did not see their groups, with the prior logit
+            added, float64 (N,).
         seconds: duration of the training.
     """
 
     weights: dict[str, Tensor]
     candidates: tuple[Candidate, ...]
     recorded: RecordedSelection
-    validation_logits: FloatArray
+    held_out_logits: FloatArray
     seconds: float
 
     @property
@@ -179,7 +179,7 @@ class Fitted:
 def fit(
     config: RunConfig, source: Source, clips: FoldClips, folder: Path, log: MetricSink, stop: Callable[[], bool]
 ) -> Fitted:
-    """Choose settings, fit the training part, and calibrate on the inner validation part.
+    """Choose settings, fit the training part, and calibrate on held-out logits of the same part.
 
     Writes the fitted model and the record of the choices to ``folder``.
 
@@ -190,26 +190,26 @@ def fit(
     values, labels = source.of(clips.train), labels_of(clips.train)
     class_weights = np.array(data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0))
     rows = _Rows(values, labels, class_weights[labels])
-    folds, candidates = _inner_folds(config, clips), list[Candidate]()
+    folds, candidates, held_out = _inner_folds(config, clips), list[Candidate](), list[FloatArray]()
     for settings in model.candidates:
         if stop():
             raise StoppedError("stopped as requested before the model was fitted: resume the run to fit it.")
-        loss = _inner_loss(model, settings, rows, folds)
+        held_out.append(_held_out_logits(model, settings, rows, folds))
+        loss = _loss(labels, held_out[-1], rows.weights)
         candidates.append(Candidate(dict(settings), loss))
         log.log(step=len(candidates), epoch=1, phase="candidates", metrics={"inner_loss": loss})
-    # Take the first, simplest candidate if several are equal or no loss is known.
-    losses = np.nan_to_num([candidate.inner_loss for candidate in candidates], nan=np.inf)
-    settings = model.candidates[int(np.argmin(losses))]
+    # Take the first, simplest candidate if several are equal.
+    best = int(np.argmin([candidate.inner_loss for candidate in candidates]))
+    settings = model.candidates[best]
     arrays = rows.fit(model, settings)
     weights = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
     write_weights_with_digest(folder / BEST, weights, description(config, settings, source.names))
-    inner = labels_of(clips.validation)
-    raw, prior = model.logits(arrays, source.of(clips.validation)), data.prior_logit(clips.train, config.class_balance)
+    prior = data.prior_logit(clips.train, config.class_balance)
     chosen = select(
-        inner,
-        raw + prior,
+        labels,
+        held_out[best] + prior,
         clips.num_validation_groups,
-        validation_loss=_loss(inner, raw, class_weights[inner]),
+        validation_loss=candidates[best].inner_loss,
         prior_logit=prior,
         point=config.operating_point,
         settings=dict(settings),
@@ -220,7 +220,7 @@ def fit(
     log.log(step=0, epoch=1, phase="validation", metrics={"loss": chosen.validation_loss})
     metrics = {"temperature": chosen.temperature, "threshold": chosen.threshold, "log_loss": chosen.log_loss}
     log.log(step=0, epoch=1, phase="selection", metrics=metrics)
-    return Fitted(weights, tuple(candidates), recorded, raw + prior, time.monotonic() - began)
+    return Fitted(weights, tuple(candidates), recorded, held_out[best] + prior, time.monotonic() - began)
 
 
 def score(config: RunConfig, source: Source, clips: FoldClips, fitted: Fitted, log: MetricSink) -> Scored:
@@ -260,14 +260,11 @@ def arrays_of(weights: Mapping[str, Tensor]) -> Arrays:
     return {name: tensor.numpy() for name, tensor in weights.items()}
 
 
-def _inner_folds(config: RunConfig, clips: FoldClips) -> IntArray | None:
-    """Return the inner fold of each of the N training rows, int64 (N,); None if a class has fewer than two groups."""
+def _inner_folds(config: RunConfig, clips: FoldClips) -> IntArray:
+    """Return the inner fold of each of the N training rows, int64 (N,)."""
     videos = [(row.video_id, row.group_id, LABELS[row.label]) for row in clips.train]
     frame = pl.DataFrame(videos, schema=["video_id", "group_id", "label"], orient="row").unique(maintain_order=True)
-    num_folds = min(INNER_FOLDS, most_folds(frame))
-    if num_folds < 2:
-        return None
-    folds = make_folds(frame, num_folds, stable_seed("inner folds", config.seed) % 2**32)
+    folds = make_folds(frame, min(INNER_FOLDS, most_folds(frame)), stable_seed("inner folds", config.seed) % 2**32)
     fold_of = dict(folds.select("video_id", "fold").iter_rows())
     return np.array([fold_of[row.video_id] for row in clips.train])
 
@@ -285,18 +282,13 @@ class _Rows:
         return model.fit(self.values[which], self.labels[which], self.weights[which], settings)
 
 
-def _inner_loss(model: ClassicalModel, settings: Mapping[str, float], rows: _Rows, folds: IntArray | None) -> float:
-    """Return the cross-validated loss of ``settings``: every inner fold is scored by a model fitted to the other folds.
-
-    The loss is NaN if ``folds`` is None.
-    """
-    if folds is None:
-        return math.nan
+def _held_out_logits(model: ClassicalModel, settings: Mapping[str, float], rows: _Rows, folds: IntArray) -> FloatArray:
+    """Return the logits of the N training rows, float64 (N,), each by a model that was fitted to the other folds."""
     logits = np.empty(len(folds))
     for fold in np.unique(folds):
         held_out = folds == fold
         logits[held_out] = model.logits(rows.fit(model, settings, ~held_out), rows.values[held_out])
-    return _loss(rows.labels, logits, rows.weights)
+    return logits
 
 
 def _loss(labels: IntArray, logits: FloatArray, weights: FloatArray) -> float:
@@ -415,4 +407,4 @@ class _Line(nn.Module):
 
 def probe(config: RunConfig, arrays: Arrays) -> nn.Module:
     """Return a network on clips: the frozen trunk of ``config`` with the fitted logistic regression as its head."""
-    return Detector(build_detector(trunk_config(config)).trunk, _Line(arrays))
+    return Detector(build_detector(config).trunk, _Line(arrays))

@@ -251,7 +251,8 @@ class FoldClips:
     Attributes:
         fold: the fold's number; None for the network trained on all groups, whose test part is empty.
         train: originals and augmented copies.
-        validation: originals of the inner validation part, which chooses epoch, temperature and threshold.
+        validation: originals of the inner validation part, which chooses epoch, temperature and threshold. For a model
+            on features it equals ``train``, and their logits are held-out ones.
         test: the sealed test part, originals only.
         missing: ids of videos that have no clip and are in no part.
         fingerprint: hash of the parts, labels and clip settings.
@@ -365,8 +366,11 @@ def fold_clips(rows: TrainingRows, source: Any, config: RunConfig, fold: int | N
         _logger.warning("%d videos have no clip and take no part: %s", len(missing), ", ".join(missing))
     share, seed = config.inner_validation_share, config.seed
     split = rows.split(fold, inner_validation_share=share, seed=seed, without=missing)
-    train = clip_rows(split.train, 0 if config.of_features == "forensic" else config.augmentations_per_video)
-    validation, test = clip_rows(split.validation), clip_rows(split.test)
+    if config.of_features:  # fitted to all groups, and calibrated on logits of inner folds
+        train = validation = clip_rows(pl.concat([split.train, split.validation]))
+    else:
+        train, validation = clip_rows(split.train, config.num_copies), clip_rows(split.validation)
+    test = clip_rows(split.test)
     gone = [row.clip_id for row in train if not source.has(row.video_id, row.augmentation_index)]
     if gone:
         raise DataError(

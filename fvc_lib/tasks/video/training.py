@@ -20,8 +20,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from fvc_lib.detectors import effort
-from fvc_lib.detectors.classical import refuse_random_trunk, refuse_settings, trunk_config
+from fvc_lib.detectors.classical import refuse_settings
 from fvc_lib.detectors.network import build_detector, num_trained_stages, trunk_stages
+from fvc_lib.detectors.probe import refuse_random_trunk
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.random_state import stable_seed
@@ -104,7 +105,7 @@ def train_fold(
         source, parts = read_fold(paths, config, fold)
         outcome = paths.training_checkpoints(stage, fold) / "outcome.json"
         if not (begins_ranks or outcome.exists()):
-            source = _with_features(paths, config, source, config, (fold or 0) + ranks.rank / ranks.size, options)
+            source = _with_features(paths, config, source, (fold or 0) + ranks.rank / ranks.size, options)
         return _training(paths, config, source, parts)
 
     return train(stage, fold, paths, config, read, TrainingSummary, **options)
@@ -351,16 +352,13 @@ def _sizes(clips: FoldClips) -> dict[str, Any]:
     }
 
 
-def _with_features(
-    paths: RunPaths, config: RunConfig, source: Any, trunk: RunConfig, place: float, options: TrainingOptions
-) -> Any:
+def _with_features(paths: RunPaths, config: RunConfig, source: Any, place: float, options: TrainingOptions) -> Any:
     """Return ``source`` with the features that a frozen trunk computes from its clips (``with_features``).
 
     Args:
         paths: the run.
         config: the run's configuration.
         source: the clips.
-        trunk: the configuration that names the trunk.
         place: the fold number plus rank / ranks. It decides at which clip the computation begins, so that folds and
             ranks that work at the same time compute different clips.
         options: gives ``stop``.
@@ -368,7 +366,7 @@ def _with_features(
     made = data.made_clips(read_table(paths.augmented_metadata, AUGMENTED))
     device = resolve_device(config.device, "off").device
     stop = options.get("stop") or (lambda: False)
-    return with_features(source, made, trunk, device, begin=place / config.num_trainings, stop=stop)
+    return with_features(source, made, config, device, begin=place / config.num_trainings, stop=stop)
 
 
 def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
@@ -444,7 +442,7 @@ def _read_features(
     source, parts = read_fold(paths, config, fold)
     if config.of_features == "forensic":
         return source, parts
-    featured = _with_features(paths, config, source, trunk_config(config), fold, options)
+    featured = _with_features(paths, config, source, fold, options)
     return classical.EmbeddedClips(featured, config), parts
 
 
@@ -470,7 +468,7 @@ def _train_on_features(
     memory.at("test")
     scored = {name: classical.score(config, source, of, fitted[name], logs[name]) for name, of in parts.items()}
     model = fitted[""]
-    inner = validation_table(fold, clips, model.validation_logits, model.recorded)
+    inner = validation_table(fold, clips, model.held_out_logits, model.recorded)
     _write_tables(paths, fold, inner, scored)
     network = classical.trained_class(config, source, model.num_numbers)
     summaries = {name: one.summary for name, one in scored.items()}

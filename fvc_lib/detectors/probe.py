@@ -1,0 +1,150 @@
+"""``probe:TRUNK``: a logistic regression on what a frozen network computes of a video's frames at all depths.
+
+The trunk is any registered network with published weights. Its features of a frame are its output and, of several
+stages, mean and standard deviation of each channel over the frame. Early stages hold traces of encoding and generation
+that the output no longer shows. The features of a video are means over its frames. The regression has a fixed
+penalty, and is fitted to all training groups.
+
+Frames show the centre of the picture (fit ``crop``), since letterboxed frames would show the aspect ratio.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fvc_lib.detectors.classical import LOGISTIC
+from fvc_lib.detectors.network import PictureTrunk
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
+
+# The inverse of scikit-learn's C = 0.01, for standardised features. A penalty chosen on inner folds was no better on
+# two corpora of 41 and 158 clips (docs/detectors.md).
+PROBE = replace(LOGISTIC, candidates=({"penalty": 100.0},))
+_EVEN_STAGES = 4  # stages of a network whose blocks all have outputs of one shape, such as a vision transformer
+
+
+class StageTrunk(PictureTrunk):
+    """A trunk on single frames that also returns the statistics of its stages.
+
+    Args:
+        trunk: the network; the parts that gradient checkpointing may compute again are its blocks.
+        side: side of the frames in pixels, to find out the shapes.
+    """
+
+    def __init__(self, trunk: PictureTrunk, side: int) -> None:
+        super().__init__(trunk, 0, weights=trunk.weights)
+        self.normalised, self.notes = trunk.normalised, trunk.notes
+        with torch.no_grad():
+            picture = self.normalised(torch.zeros(1, 3, side, side, dtype=torch.uint8))
+            blocks = trunk._recomputable
+            self._stages = _ends_of_stages(blocks, _outputs(trunk.eval(), blocks, picture)[0])
+            self.frame_feature_size = self.encode_pictures(picture).shape[1]
+
+    def encode_pictures(self, pictures: Tensor) -> Tensor:
+        """Return features (N, F) of normalised pictures, float (N, 3, H, W): statistics of the stages, then output."""
+        outputs, features = _outputs(self.network, self._stages, pictures)
+        return torch.cat([*map(_statistics, outputs), features], 1)
+
+
+def _outputs(trunk: Any, parts: Sequence[nn.Module], pictures: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Return the outputs of ``parts`` during a forward pass of N pictures, and the trunk's features (N, F)."""
+    seen: list[Tensor] = []
+
+    def note(_part: nn.Module, _inputs: Any, output: Any) -> None:
+        seen.append(output if isinstance(output, Tensor) else output[0])
+
+    hooks = [part.register_forward_hook(note) for part in parts]
+    try:
+        features: Tensor = trunk.encode_pictures(pictures)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen, features.flatten(1)
+
+
+def _ends_of_stages(blocks: Sequence[nn.Module], outputs: Sequence[Tensor]) -> list[nn.Module]:
+    """Return the last block of every run of blocks whose outputs have one shape.
+
+    If all blocks have outputs of one shape, return up to four blocks at even distances, the last one included.
+    """
+    shapes = [output.shape for output in outputs]
+    ends = [number for number, shape in enumerate(shapes) if number + 1 == len(shapes) or shapes[number + 1] != shape]
+    if len(ends) == 1:
+        ends = sorted({len(shapes) * quarter // _EVEN_STAGES - 1 for quarter in range(1, _EVEN_STAGES + 1)} - {-1})
+    return [blocks[number] for number in ends]
+
+
+def _statistics(output: Tensor) -> Tensor:
+    """Return mean and standard deviation of every channel over the picture, (N, 2 C).
+
+    ``output`` has shape (N, C, H, W), (N, H, W, C) with H = W, or (N, tokens, C).
+    """
+    if output.dim() == 3:
+        values = output
+    elif output.shape[1] == output.shape[2] != output.shape[3]:
+        values = output.flatten(1, 2)
+    else:
+        values = output.flatten(2).transpose(1, 2)
+    return torch.cat([values.mean(1), values.std(1, correction=0)], 1)
+
+
+_PAPER = "G. Alain and Y. Bengio, Understanding intermediate layers using linear classifier probes, 2016"
+
+
+def _of_trunk(name: str) -> DetectorSpec:
+    spec = DETECTORS.get(name.partition(":")[2])
+    if spec.build_trunk is None:
+        raise UsageError(
+            f"model {name!r}: {spec.name} has no trunk whose features could be used. Choose a published network: "
+            "run_notebooks.py detectors lists them."
+        )
+    build_trunk, on_frames = spec.build_trunk, spec.frame_sampling == "uniform"
+
+    def build(options: TrunkOptions) -> Any:
+        trunk = build_trunk(replace(options, name=spec.name))
+        return StageTrunk(trunk, options.side) if isinstance(trunk, PictureTrunk) else trunk
+
+    return replace(
+        spec,
+        name=name,
+        family="probe",
+        paper=f"{_PAPER}; {spec.paper}",
+        num_frames=max(8, spec.num_frames) if on_frames else spec.num_frames,
+        frame_fit="crop" if spec.frame_fit == "letterbox" else spec.frame_fit,
+        estimator=PROBE,
+        build_trunk=build,
+        of_name=None,
+        of_features="embedding",
+        tune="head",
+    )
+
+
+DETECTORS.register(
+    DetectorSpec(
+        name="probe:NAME",
+        family="probe",
+        paper=_PAPER,
+        bibtex="@article{alain2016understanding, title={Understanding intermediate layers using linear classifier "
+        "probes}, author={Alain, Guillaume and Bengio, Yoshua}, journal={arXiv:1610.01644}, year={2016}}",
+        licence="this project's, and the trunk's",
+        num_frames=8,
+        side=224,
+        normalisation="the trunk's",
+        micro_batch=2,
+        of_name=_of_trunk,
+        of_features="embedding",
+    )
+)
+
+
+def refuse_random_trunk(config: RunConfig) -> None:
+    """Raise ``UsageError`` if the trunk would have random weights: none are given, and no package includes them."""
+    if not config.model_weights and not DETECTORS.get(config.model).brings_weights:
+        raise UsageError(
+            f"model {config.model!r}: its trunk begins without weights, so its features say nothing. Add "
+            "-p model_weights FILE_OR_FOLDER, or use a trunk that brings its weights (efficientnet_lite0)."
+        )
