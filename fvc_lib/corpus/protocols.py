@@ -19,6 +19,10 @@ differ only in case or punctuation. A name with ``+`` means that several generat
 generator with the target are not trained on. If there are more folds than generators, the generators with most groups
 are tested in several folds. If there are fewer folds, only the generators with most groups are tested.
 
+``leave_one_source_out`` tests every source on models that saw none of it. Sources are corpora, or the values of
+another column of the index or manifest (``source_column``). A group with videos of several sources joins these sources.
+If there are more sources than folds, a fold tests several.
+
 ``length_matched`` and ``metadata_matched`` use videos whose metadata do not reveal the label. This is coarsened exact
 matching (S. Iacus, G. King and G. Porro, "Causal inference without balance checking: coarsened exact matching",
 Political Analysis 20, 2012): videos are sorted into cells of equal codec and similar length and size, and as many reals
@@ -50,11 +54,18 @@ from fvc_lib.services.errors import DataError, LeakageError, did_you_mean
 from fvc_lib.services.tables import FOLDS, LABELS, LEFT_OUT, PARTS, PROTOCOL, check_table
 
 # Protocols that use a file content once if several corpora hold it. The others test a corpus or an official list whole.
-_CONTENTS_ONCE = (names.KFOLD, names.LEAVE_ONE_GENERATOR_OUT, names.LENGTH_MATCHED, names.METADATA_MATCHED)
+_CONTENTS_ONCE = (
+    names.KFOLD,
+    names.LEAVE_ONE_GENERATOR_OUT,
+    names.LEAVE_ONE_SOURCE_OUT,
+    names.LENGTH_MATCHED,
+    names.METADATA_MATCHED,
+)
 UNKNOWN = "its generator is not known, so it may be the one held out"
 HELD_OUT = "made by the generator held out, and its group is not tested here"
 SHARES = "made by several generators, one of which is held out"
 OTHER = "its group is tested here, and it is not made by the generator held out"
+_NO_SOURCE = "its source is not known, so models may have seen it"
 _FEWEST_GROUPS = 2  # a generator is tested only if its fakes are in at least this many groups
 LENGTH = ("num_frames", "duration_seconds")
 CELLS_PER_OCTAVE = (1, 2, 4, 8, 16, 0)  # numbers of cells per doubling of a value, tried in turn; 0: equal values only
@@ -406,6 +417,50 @@ def _parts_of_folds(index: pl.DataFrame, folds: pl.DataFrame, num_folds: int) ->
     return _with_parts(rows, pl.col("home") == pl.col("fold"), reason)
 
 
+# --- The protocol leave_one_source_out.
+
+
+def _leave_one_source_out(index: pl.DataFrame, column: str, num_folds: int, seed: int) -> pl.DataFrame:
+    """Return a table ``video_id group_id label home fold part target reason`` with one row per video and training.
+
+    Videos without a source are left out. ``target`` is null, since a fold may test several sources.
+
+    Args:
+        index: INDEX table.
+        column: column of ``index``, or of the corpus's manifest, that names the source of each video.
+        num_folds: number of folds.
+        seed: chooses between equally good folds.
+
+    Raises:
+        DataError: no video states the column, or there are fewer sources of a label than folds.
+    """
+    stated = pl.col(column) if column in index.columns else pl.col("attributes").str.json_path_match(f"$['{column}']")
+    videos = index.select("video_id", "group_id", "label", source=stated.cast(pl.String))
+    known = videos.drop_nulls("source").sort("video_id")
+    sources, groups = (known[name].rank("dense").cast(pl.Int64) - 1 for name in ("source", "group_id"))
+    num_sources = sources.n_unique()
+    if num_sources < 2:
+        named = some_of(known["source"].unique().sort().to_list()) or "none"
+        raise DataError(
+            f"protocol leave_one_source_out: got the sources {named} in column {column!r}; wanted two or more. Add "
+            "corpora (-p more_corpora), or name a column of the manifest (-p source_column NAME)."
+        )
+    connected = Components(num_sources + groups.n_unique())
+    for source, group in zip(sources, groups, strict=True):
+        connected.join(source, num_sources + group)
+    together = known.with_columns(group_id=pl.Series(connected.label).gather(sources).cast(pl.String))
+    if (most := most_folds(together)) < num_folds:
+        raise DataError(
+            f"protocol leave_one_source_out: the rarer label is in {most} separate sources of column {column!r}; "
+            f"wanted {num_folds}, one for each fold. Set num_folds lower, or add sources that share no group."
+        )
+    rows = _parts_of_folds(index, make_folds(together, num_folds, seed), num_folds)
+    reason = pl.when(pl.col("home").is_null()).then(pl.lit(_NO_SOURCE))
+    return (
+        rows.drop("target").join(videos.select("video_id", target="source"), on="video_id").with_columns(reason=reason)
+    )
+
+
 # --- The table of a run.
 
 
@@ -416,7 +471,7 @@ def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.Da
 
     Args:
         index: INDEX table.
-        config: uses protocol, target_corpora, num_folds, and folds_seed (or seed if that is None).
+        config: uses protocol, target_corpora, source_column, num_folds, and folds_seed (or seed if that is None).
         tells: measures how well columns of the index predict the label; see ``Tells``.
 
     Raises:
@@ -434,6 +489,8 @@ def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.Da
         rows = _cross_corpus(index, config.target_corpora)
     elif name == names.LEAVE_ONE_GENERATOR_OUT:
         rows = _leave_one_generator_out(index, num_folds, seed)
+    elif name == names.LEAVE_ONE_SOURCE_OUT:
+        rows = _leave_one_source_out(index, config.source_column, num_folds, seed)
     elif name in (names.LENGTH_MATCHED, names.METADATA_MATCHED):
         rows = _matched(index, name, num_folds, seed, tells)
     else:
@@ -463,7 +520,7 @@ def refuse_untrainable(listing: Listing, config: RunConfig) -> None:
     refuse_unusable(listing, videos, listing.rejected, config.max_rejected_share)
     if config.protocol in (names.OFFICIAL, names.OFFICIAL_STRICT):
         _official(videos, strict=False)
-    elif config.protocol not in (names.CROSS_CORPUS, names.LEAVE_ONE_GENERATOR_OUT):
+    elif config.protocol not in (names.CROSS_CORPUS, names.LEAVE_ONE_GENERATOR_OUT, names.LEAVE_ONE_SOURCE_OUT):
         refuse_few_groups(videos, config.num_folds)
 
 

@@ -118,6 +118,10 @@ class RunConfig(BaseModel):
         (), "weights", "names of the corpora that cross_corpus tests on; it trains on the others", _VIDEO, neutral=(),
         stages=(FOLD_ASSIGNMENT,),
     )  # fmt: skip
+    source_column: str = field(
+        "corpus", "weights", "column of the index or manifest that names each video's source, for leave_one_source_out",
+        _VIDEO, neutral="corpus", stages=(FOLD_ASSIGNMENT,),
+    )  # fmt: skip
     num_folds: int = field(
         5, "weights", "outer folds; each group is tested once", _VIDEO, stages=(FOLD_ASSIGNMENT, KFOLD_RESULTS), ge=2
     )

@@ -375,6 +375,7 @@ TASK_OF_STAGE: Mapping[str, str] = {
 
 KFOLD, OFFICIAL, OFFICIAL_STRICT = "kfold", "official", "official_strict"
 CROSS_CORPUS, LEAVE_ONE_GENERATOR_OUT = "cross_corpus", "leave_one_generator_out"
+LEAVE_ONE_SOURCE_OUT = "leave_one_source_out"
 LENGTH_MATCHED, METADATA_MATCHED = "length_matched", "metadata_matched"
 
 
@@ -402,6 +403,9 @@ PROTOCOLS: Mapping[str, ProtocolSpec] = {
         ProtocolSpec(CROSS_CORPUS, "trained on some corpora, tested on each of the others", trains_once=True),
         ProtocolSpec(
             LEAVE_ONE_GENERATOR_OUT, "each generator's fakes are tested by models that have seen none of that generator"
+        ),
+        ProtocolSpec(
+            LEAVE_ONE_SOURCE_OUT, "each source's videos are tested by models that have seen none of that source"
         ),
         ProtocolSpec(LENGTH_MATCHED, "folds of as many real as fake videos of each length"),
         ProtocolSpec(METADATA_MATCHED, "folds of as many real as fake videos of each codec, size and length"),

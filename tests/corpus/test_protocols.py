@@ -62,6 +62,7 @@ def corpus(num_groups: int, seed: int, *, mixed: float = 0.2, unknown: float = 0
         path=pl.format("clip_{}.mp4", pl.int_range(pl.len())),
         duration_seconds=pl.col("num_frames") / 25,
         manipulation=pl.lit(None, pl.String),
+        attributes=pl.lit(None, pl.String),
         content_sha256=pl.int_range(pl.len()).cast(pl.String),
         codec=pl.lit("h264"),
         width=pl.lit(640),
@@ -70,8 +71,9 @@ def corpus(num_groups: int, seed: int, *, mixed: float = 0.2, unknown: float = 0
 
 
 def config_of(protocol: str, **more: Any) -> RunConfig:
-    targets = {"target_corpora": ("b", "c")} if protocol == "cross_corpus" else {}
-    return RunConfig(protocol=protocol, **{"num_folds": 3, "bootstrap_replicates": 100, **targets, **more})
+    needed = {"cross_corpus": {"target_corpora": ("b", "c")}, "leave_one_source_out": {"source_column": "group_id"}}
+    settings = {"num_folds": 3, "bootstrap_replicates": 100, **needed.get(protocol, {}), **more}
+    return RunConfig(protocol=protocol, **settings)
 
 
 def made(index: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
@@ -206,9 +208,25 @@ def test_a_target_is_tested_on_its_list_or_whole_and_what_crosses_is_left_out_of
     assert set(left["group_id"]) == set(tested["group_id"]) & set(index.filter(corpus="a")["group_id"])
 
 
+def test_no_source_is_in_training_and_test_and_videos_without_a_source_are_left_out() -> None:
+    place = (pl.col("group_id").rank("dense") % 12).cast(pl.String)
+    stated = pl.concat_str(pl.lit('{"found in": "'), place, pl.lit('"}'))
+    index = corpus(90, 3).with_columns(attributes=pl.when(pl.int_range(pl.len()) % 10 > 0).then(stated))
+    table = made(index, config_of("leave_one_source_out", source_column="found in"))
+    places = index.select("video_id", place=pl.col("attributes").str.json_path_match("$['found in']"))
+    rows = table.join(places, on="video_id")
+    assert set(rows.filter(pl.col("place").is_null())["part"]) == {"left_out"}
+    used = rows.filter(pl.col("part") != "left_out")
+    assert used.height > 200
+    assert used.group_by("fold", "place").agg(parts=pl.col("part").n_unique())["parts"].max() == 1
+    assert set(used.filter(part="test")["video_id"]) == set(places.drop_nulls("place")["video_id"])
+
+
 @pytest.mark.parametrize(
     ("protocol", "more", "message"),
     [
+        ("leave_one_source_out", {"source_column": "nowhere"}, "got the sources none in column 'nowhere'"),
+        ("leave_one_source_out", {"source_column": "corpus", "num_folds": 9}, "wanted 9, one for each fold"),
         ("leave_one_generator_out", {}, r"got 0 generators \(none\)"),
         ("official", {}, "got the parts none"),
         ("cross_corpus", {"target_corpora": ("d",)}, "'d' is none of this run's corpora"),
