@@ -12,6 +12,7 @@ SOURCE_NAMES = {
     "constant": "Constant guess",
     "metadata_only": "Metadata only",
     "length_only": "Clip length only",
+    "shape_only": "Frame shape only",
     "real_source_floor": "Reals from reals (floor)",
     "real_source_control": "Trained on reals from reals (floor)",
     "group_lookup_by_group": "Group lookup, split by group",

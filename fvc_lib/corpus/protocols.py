@@ -420,23 +420,27 @@ def _parts_of_folds(index: pl.DataFrame, folds: pl.DataFrame, num_folds: int) ->
 # --- The protocol leave_one_source_out.
 
 
-def _leave_one_source_out(index: pl.DataFrame, column: str, num_folds: int, seed: int) -> pl.DataFrame:
-    """Return a table ``video_id group_id label home fold part target reason`` with one row per video and training.
+def source_expression(index: pl.DataFrame, column: str) -> pl.Expr:
+    """Return an expression for the source of each video: ``column`` of the index, or of the corpus's manifest."""
+    if column in index.columns:
+        return pl.col(column).cast(pl.String)
+    return pl.col("attributes").str.json_path_match(f"$['{column}']")
 
-    Videos without a source are left out. ``target`` is null, since a fold may test several sources.
+
+def separate_sources(index: pl.DataFrame, column: str) -> pl.DataFrame:
+    """Return the columns ``video_id group_id label`` of the videos whose source is known, sorted by video.
+
+    ``group_id`` numbers the separate sources. Sources are joined if a group has videos of both.
 
     Args:
         index: INDEX table.
         column: column of ``index``, or of the corpus's manifest, that names the source of each video.
-        num_folds: number of folds.
-        seed: chooses between equally good folds.
 
     Raises:
-        DataError: no video states the column, or there are fewer sources of a label than folds.
+        DataError: there are fewer than two sources.
     """
-    stated = pl.col(column) if column in index.columns else pl.col("attributes").str.json_path_match(f"$['{column}']")
-    videos = index.select("video_id", "group_id", "label", source=stated.cast(pl.String))
-    known = videos.drop_nulls("source").sort("video_id")
+    known = index.select("video_id", "group_id", "label", source=source_expression(index, column))
+    known = known.drop_nulls("source").sort("video_id")
     sources, groups = (known[name].rank("dense").cast(pl.Int64) - 1 for name in ("source", "group_id"))
     num_sources = sources.n_unique()
     if num_sources < 2:
@@ -448,17 +452,27 @@ def _leave_one_source_out(index: pl.DataFrame, column: str, num_folds: int, seed
     connected = Components(num_sources + groups.n_unique())
     for source, group in zip(sources, groups, strict=True):
         connected.join(source, num_sources + group)
-    together = known.with_columns(group_id=pl.Series(connected.label).gather(sources).cast(pl.String))
-    if (most := most_folds(together)) < num_folds:
+    separate = pl.Series(connected.label).gather(sources).cast(pl.String)
+    return known.select("video_id", "label", group_id=separate)
+
+
+def _leave_one_source_out(index: pl.DataFrame, column: str, num_folds: int, seed: int) -> pl.DataFrame:
+    """Return a table ``video_id group_id label home fold part target reason`` with one row per video and training.
+
+    Videos without a source are left out. ``target`` is null, since a fold may test several sources. The other
+    arguments are those of ``separate_sources`` and ``make_folds``.
+
+    Raises:
+        DataError: there are fewer separate sources of a label than folds.
+    """
+    sources = separate_sources(index, column)
+    if (most := most_folds(sources)) < num_folds:
         raise DataError(
             f"protocol leave_one_source_out: the rarer label is in {most} separate sources of column {column!r}; "
             f"wanted {num_folds}, one for each fold. Set num_folds lower, or add sources that share no group."
         )
-    rows = _parts_of_folds(index, make_folds(together, num_folds, seed), num_folds)
-    reason = pl.when(pl.col("home").is_null()).then(pl.lit(_NO_SOURCE))
-    return (
-        rows.drop("target").join(videos.select("video_id", target="source"), on="video_id").with_columns(reason=reason)
-    )
+    rows = _parts_of_folds(index, make_folds(sources, num_folds, seed), num_folds)
+    return rows.with_columns(reason=pl.when(pl.col("home").is_null()).then(pl.lit(_NO_SOURCE)))
 
 
 # --- The table of a run.

@@ -436,7 +436,9 @@ VIDEO_FRAMES = _table("video_frames", video_id="text unique", group_id="word", j
 RESULTS = _table(
     "kfold_results",
     source="text",  # model, or the control's name
-    scope="text",  # all: a vote per video; all_by_group: a vote per group; or fold_K
+    # all: a vote per video; all_by_group: a vote per group; fold_K; target:NAME; source:NAME (within a source); or
+    # across_sources (by models that saw none of the video's source)
+    scope="text",
     metric="text",
     value="number null",
     low="number null",

@@ -164,13 +164,14 @@ def test_targets_stand_worst_first_each_with_its_own_controls() -> None:
             value = {"model": model, "shuffled_labels": 0.5}.get(source, control)
             rows.append((source, scope, "roc_auc", value, value - 0.05, value + 0.05, None, None, 40, 20))
     found = tables.frame_of(rows, tables.RESULTS)
-    assert comparisons.targets_of(found) == ["mora", "open_sora_mb"]
     asked = {"protocol": "cross_corpus", "target_corpora": ["mora", "open_sora_mb"]}
     (caution,) = protocol_cautions(asked, found, "roc_auc")
     assert caution.endswith(
         "The number is the plain mean over 2 targets, the worst first: mora 0.600, open_sora_mb 0.900."
     )
     table = comparisons.target_table(found)
+    assert table["target"].to_list() == ["mora", "open_sora_mb"]
+    assert comparisons.target_table(found, "source:").is_empty()
     assert table["standing"].to_list() == ["not above control", "above control"]
     assert table["Model"].to_list() == ["0.600 [0.550, 0.650]", "0.900 [0.850, 0.950]"]
 

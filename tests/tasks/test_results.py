@@ -1,6 +1,7 @@
 """Results next to controls, refused predictions, targets, slices and decisions."""
 
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from fvc_lib.tasks.video.results import (
     check_predictions,
     confusion_table,
     kfold_results,
+    scores_across_sources,
     slice_table,
     undecoded,
 )
@@ -91,6 +93,43 @@ def test_values_are_those_of_the_metrics_within_folds_at_the_folds_thresholds(
     of_folds = [roc_auc(controls.fake_labels(part), part["score"]) for part in parts]
     assert [row(results, "model", f"fold_{fold}", "roc_auc")["value"] for fold in range(4)] == of_folds
     assert (auc["fold_mean"], auc["fold_std"]) == pytest.approx((np.mean(of_folds), np.std(of_folds, ddof=1)))
+
+
+def test_letterboxed_frames_bring_a_control_on_the_shape_of_the_picture(tables: Any, folds: pl.DataFrame) -> None:
+    is_fake = controls.fake_labels(folds) == 1
+    index = tables.index(folds, width=np.where(is_fake, 640, 360).tolist(), height=np.where(is_fake, 360, 640).tolist())
+    predictions = tables.predictions(folds, good_scores(folds))
+    bars = kfold_results(index, folds, predictions, CONFIG.model_copy(update={"model": "frame_cnn"}))
+    assert row(bars, "shape_only", "all", "roc_auc")["value"] == 1.0
+    turned = index.with_columns(rotation_degrees=pl.Series(np.where(is_fake, 90, 0)))
+    bars = kfold_results(turned, folds, predictions, CONFIG.model_copy(update={"model": "frame_cnn"}))
+    assert row(bars, "shape_only", "all", "roc_auc")["value"] == 0.5
+    assert kfold_results(index, folds, predictions, CONFIG).filter(source="shape_only").is_empty()
+
+
+def test_sources_are_scored_within_and_across(tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame) -> None:
+    places = [f"place {int(re.sub('[^0-9]', '', group)) // 2 % 2}" for group in folds["group_id"]]
+    index, asked = tables.index(folds, corpus=places), []
+
+    def logits_of(table: pl.DataFrame) -> pl.DataFrame:
+        asked.append(table)
+        return table.with_columns(score=pl.Series(good_scores(table)))
+
+    across = scores_across_sources(index, folds, CONFIG, logits_of)
+    (table,) = asked
+    places_of = table.join(index.select("video_id", "corpus"), on="video_id").group_by("corpus")
+    assert places_of.agg(folds=pl.col("fold").n_unique())["folds"].to_list() == [1, 1]
+    assert table.select("video_id", "group_id").equals(folds.sort("video_id").select("video_id", "group_id"))
+    found = kfold_results(index, folds, predictions, CONFIG, across=across)
+    assert set(found.filter(scope="across_sources")["source"]) == {"model", "metadata_only"}
+    within = found.filter(pl.col("scope").str.starts_with("source:"))
+    assert set(within["scope"]) == {f"source:place {number}" for number in range(2)}
+    assert within["num_videos"].sum() == 2 * folds.height
+    one_place = tables.index(folds, corpus=["one"] * folds.height)
+    assert scores_across_sources(one_place, folds, CONFIG, logits_of) == {}
+    assert (
+        kfold_results(one_place, folds, predictions, CONFIG).filter(pl.col("scope").str.contains("source")).is_empty()
+    )
 
 
 def test_a_group_has_one_vote_and_videos_left_out_have_none(tables: Any, folds: pl.DataFrame) -> None:

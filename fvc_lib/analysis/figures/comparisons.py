@@ -26,27 +26,22 @@ _NAME = metric_name(_MAIN)
 # --- Targets of a protocol: corpora or generators
 
 
-def targets_of(results: pl.DataFrame) -> list[str]:
-    """Return the names of the targets in ``results``, the one with the model's lowest ROC AUC first.
+def target_table(results: pl.DataFrame, prefix: str = TARGET_SCOPE) -> pl.DataFrame:
+    """Return one row per target or source in ``results`` (tables.RESULTS), the model's lowest ROC AUC first.
 
-    A target is a corpus or generator that is only tested on. ``results`` are rows of ``tables.RESULTS``.
+    Columns are the name, ``videos groups``, the ROC AUC of the model and of each control as text with intervals, and
+    ``standing`` (whether the model is above its controls). The table is empty if there are none.
+
+    Args:
+        results: rows of tables.RESULTS.
+        prefix: prefix of the scopes to show: ``target:``, or ``source:`` for videos within a source.
     """
-    model = results.filter(pl.col("scope").str.starts_with(TARGET_SCOPE), source="model", metric=_MAIN)
-    return [scope.removeprefix(TARGET_SCOPE) for scope in model.sort("value", "scope", nulls_last=True)["scope"]]
-
-
-def target_table(results: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per target, a corpus or generator that is only tested on. The lowest ROC AUC comes first.
-
-    Columns are ``target videos groups``, one column for the model and one for each control, and ``standing``. They hold
-    the ROC AUC as text with intervals, and whether the model is above its controls. ``results`` are rows of
-    ``tables.RESULTS``.
-    """
+    model = results.filter(pl.col("scope").str.starts_with(prefix), source="model", metric=_MAIN)
     rows = []
-    for target in targets_of(results):
-        of_target = results.filter(scope=f"{TARGET_SCOPE}{target}").with_columns(scope=pl.lit("all"))
-        scores, counts = overall_scores(of_target), of_target.filter(source="model").row(0, named=True)
-        row = {"target": target, "videos": counts["num_videos"], "groups": counts["num_groups"]}
+    for counts in model.sort("value", "scope", nulls_last=True).iter_rows(named=True):
+        scores = overall_scores(results.filter(scope=counts["scope"]).with_columns(scope=pl.lit("all")))
+        name = {prefix.removesuffix(":"): counts["scope"].removeprefix(prefix)}
+        row = {**name, "videos": counts["num_videos"], "groups": counts["num_groups"]}
         row |= {source_name(score.source): interval_text(score.value, score.low, score.high) for score in scores}
         rows.append({**row, "standing": judge(scores).standing})
     return pl.DataFrame(rows)

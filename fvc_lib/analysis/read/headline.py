@@ -62,10 +62,11 @@ CHANCE_AUC = 0.5
 # score, and no verdict compares the model with them.
 DISHONEST_CONTROLS = frozenset({"group_lookup_by_row"})
 METADATA_ONLY = "metadata_only"
-LENGTH_ONLY = "length_only"
+LENGTH_ONLY, SHAPE_ONLY = "length_only", "shape_only"
 REAL_SOURCE_FLOOR = "real_source_floor"  # the model's scores, measured on two sources of reals
 REAL_SOURCE_CONTROL = "real_source_control"  # the same detector, trained to tell the two sources of reals apart
 MARGIN = "margin_over_floor"
+ACROSS_SOURCES = "across_sources"  # scope of scores by models that saw none of the video's source
 _MORE_REALS = (
     "To do about it: test on another corpus (-p protocol cross_corpus); or add reals from where the fakes come from."
 )
@@ -79,6 +80,10 @@ _REMEDIES = {
     LENGTH_ONLY: (
         "To do about it: train and test on videos of alike lengths (-p protocol length_matched); or add reals as long "
         "as the fakes."
+    ),
+    SHAPE_ONLY: (
+        "To do about it: choose a model whose frames have no black bars, such as the default; or add reals with the "
+        "frame shapes of the fakes."
     ),
     REAL_SOURCE_FLOOR: _MORE_REALS,
     REAL_SOURCE_CONTROL: _MORE_REALS,
@@ -289,7 +294,10 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
     else:
         table, answer = run.results, results([run])
         measured = _scores_over_folds(run, answer.frame)
-        cautions = protocol_cautions(parameters, answer.frame, HEADLINE_METRIC)
+        cautions = (
+            *across_sources(answer.frame),
+            *protocol_cautions(parameters, answer.frame, HEADLINE_METRIC),
+        )
     if not measured.scores:
         return replace(measured, notes=answer.notes)
     return replace(measured, notes=answer.notes, cautions=cautions, earlier=earlier_attempt(run, table))
@@ -418,6 +426,26 @@ def protocol_cautions(parameters: Mapping[str, object], results: pl.DataFrame, m
         counted = count_text(len(targets), "target")
         mean = f" The number is the plain mean over {counted}, the worst first: {_some_of(targets)}."
     return (f"Protocol {protocol_text(parameters)}: {PROTOCOLS[name].meaning}.{mean}",)
+
+
+def across_sources(results: pl.DataFrame) -> tuple[str, ...]:
+    """Return a sentence that compares scores within the corpus and across its sources; empty if there are none.
+
+    ``results`` holds rows of RESULTS.
+    """
+    texts = {}
+    for scope in ("all", ACROSS_SOURCES):
+        rows = results.filter(scope=scope, metric=HEADLINE_METRIC)
+        scores = [Score(*row) for row in rows.select("source", "value", "low", "high").iter_rows()]
+        texts[scope] = [score.text for name in ("model", METADATA_ONLY) for score in scores if score.source == name]
+    if len(texts[ACROSS_SOURCES]) < 2:
+        return ()
+    within, across = ("; ".join(texts[scope]) for scope in ("all", ACROSS_SOURCES))
+    sentence = (
+        f"Across sources, tested by models that saw none of the video's source: {across}. This is the score to expect "
+        f"on videos of new sources. Within the corpus: {within}. This holds for further videos of the same sources."
+    )
+    return (sentence,)
 
 
 def official_leaks(parameters: Mapping[str, object], audit: pl.DataFrame) -> str:

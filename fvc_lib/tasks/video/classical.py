@@ -103,6 +103,10 @@ class EmbeddedClips:
         """Names of the F features: the trunk's name and a number."""
         return tuple(f"{trunk}_{number}" for number, trunk in enumerate(self.families))
 
+    def has(self, video_id: str, augmentation_index: int) -> bool:
+        """Return whether the video has a clip."""
+        return self.features.has(video_id, augmentation_index)
+
     def of(self, rows: Sequence[ClipRow]) -> FloatArray:
         """Return the features of N ``rows``, float64 (N, F), averaged over the frames and clips of a row."""
         number = self.config.clips_per_video
@@ -186,41 +190,29 @@ def fit(
     Raises:
         StoppedError: ``stop`` returned True between two candidates.
     """
-    began, model = time.monotonic(), model_of(config)
-    values, labels = source.of(clips.train), labels_of(clips.train)
-    class_weights = np.array(data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0))
-    rows = _Rows(values, labels, class_weights[labels])
-    folds, candidates, held_out = _inner_folds(config, clips), list[Candidate](), list[FloatArray]()
-    for settings in model.candidates:
-        if stop():
-            raise StoppedError("stopped as requested before the model was fitted: resume the run to fit it.")
-        held_out.append(_held_out_logits(model, settings, rows, folds))
-        loss = _loss(labels, held_out[-1], rows.weights)
-        candidates.append(Candidate(dict(settings), loss))
-        log.log(step=len(candidates), epoch=1, phase="candidates", metrics={"inner_loss": loss})
-    # Take the first, simplest candidate if several are equal.
-    best = int(np.argmin([candidate.inner_loss for candidate in candidates]))
-    settings = model.candidates[best]
-    arrays = rows.fit(model, settings)
-    weights = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
-    write_weights_with_digest(folder / BEST, weights, description(config, settings, source.names))
+    began, labels = time.monotonic(), labels_of(clips.train)
+    found = _fitted(config, source, clips.train, stop)
+    for number, candidate in enumerate(found.candidates, start=1):
+        log.log(step=number, epoch=1, phase="candidates", metrics={"inner_loss": candidate.inner_loss})
+    weights = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in found.arrays.items()}
+    write_weights_with_digest(folder / BEST, weights, description(config, found.best.settings, source.names))
     prior = data.prior_logit(clips.train, config.class_balance)
     chosen = select(
         labels,
-        held_out[best] + prior,
+        found.held_out + prior,
         clips.num_validation_groups,
-        validation_loss=candidates[best].inner_loss,
+        validation_loss=found.best.inner_loss,
         prior_logit=prior,
         point=config.operating_point,
-        settings=dict(settings),
-        num_candidates=len(candidates),
+        settings=found.best.settings,
+        num_candidates=len(found.candidates),
     )
     recorded = record_selection(folder, RecordedSelection(chosen, clips.fingerprint, weights_digest(weights)))
     chosen = recorded.selection
     log.log(step=0, epoch=1, phase="validation", metrics={"loss": chosen.validation_loss})
     metrics = {"temperature": chosen.temperature, "threshold": chosen.threshold, "log_loss": chosen.log_loss}
     log.log(step=0, epoch=1, phase="selection", metrics=metrics)
-    return Fitted(weights, tuple(candidates), recorded, held_out[best] + prior, time.monotonic() - began)
+    return Fitted(weights, found.candidates, recorded, found.held_out + prior, time.monotonic() - began)
 
 
 def score(config: RunConfig, source: Source, clips: FoldClips, fitted: Fitted, log: MetricSink) -> Scored:
@@ -260,13 +252,58 @@ def arrays_of(weights: Mapping[str, Tensor]) -> Arrays:
     return {name: tensor.numpy() for name, tensor in weights.items()}
 
 
-def _inner_folds(config: RunConfig, clips: FoldClips) -> IntArray:
-    """Return the inner fold of each of the N training rows, int64 (N,)."""
-    videos = [(row.video_id, row.group_id, LABELS[row.label]) for row in clips.train]
+@dataclass(frozen=True)
+class _Found:
+    """The best candidate, fitted to N rows: ``arrays``, all candidates, and held-out logits, float64 (N,)."""
+
+    arrays: Arrays
+    best: Candidate
+    candidates: tuple[Candidate, ...]
+    held_out: FloatArray
+
+
+def _fitted(config: RunConfig, source: Source, train: Sequence[ClipRow], stop: Callable[[], bool]) -> _Found:
+    """Choose settings on inner folds of the rows ``train``, and fit the model to all of them.
+
+    Raises:
+        StoppedError: ``stop`` returned True between two candidates.
+    """
+    model, labels = model_of(config), labels_of(train)
+    class_weights = np.array(data.class_weights(train) if config.class_balance == "loss" else (1.0, 1.0))
+    rows = _Rows(source.of(train), labels, class_weights[labels])
+    folds, candidates, held_out = _inner_folds(config, train), list[Candidate](), list[FloatArray]()
+    for settings in model.candidates:
+        if stop():
+            raise StoppedError("stopped as requested before the model was fitted: resume the run to fit it.")
+        held_out.append(_held_out_logits(model, settings, rows, folds))
+        candidates.append(Candidate(dict(settings), _loss(labels, held_out[-1], rows.weights)))
+    # Take the first, simplest candidate if several are equal.
+    best = int(np.argmin([candidate.inner_loss for candidate in candidates]))
+    arrays = rows.fit(model, model.candidates[best])
+    return _Found(arrays, candidates[best], tuple(candidates), held_out[best])
+
+
+def out_of_fold_logits(config: RunConfig, source: Source, folds: pl.DataFrame) -> pl.DataFrame:
+    """Return ``folds`` (FOLDS), sorted by ``video_id``, with ``score``: the logit of a model fitted to the other folds.
+
+    Raises:
+        DataError: a fold's training part lacks a label.
+    """
+    scored = []
+    for (fold,), tested in folds.sort("video_id").partition_by("fold", as_dict=True, maintain_order=True).items():
+        found = _fitted(config, source, data.clip_rows(folds.filter(pl.col("fold") != fold)), lambda: False)
+        logits = model_of(config).logits(found.arrays, source.of(data.clip_rows(tested)))
+        scored.append(tested.with_columns(score=pl.Series(logits)))
+    return pl.concat(scored).sort("video_id")
+
+
+def _inner_folds(config: RunConfig, train: Sequence[ClipRow]) -> IntArray:
+    """Return the inner fold of each of the N rows, int64 (N,); a fold keeps groups together."""
+    videos = [(row.video_id, row.group_id, LABELS[row.label]) for row in train]
     frame = pl.DataFrame(videos, schema=["video_id", "group_id", "label"], orient="row").unique(maintain_order=True)
     folds = make_folds(frame, min(INNER_FOLDS, most_folds(frame)), stable_seed("inner folds", config.seed) % 2**32)
     fold_of = dict(folds.select("video_id", "fold").iter_rows())
-    return np.array([fold_of[row.video_id] for row in clips.train])
+    return np.array([fold_of[row.video_id] for row in train])
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ Trainings = Sequence[pl.DataFrame] | None
 CONSTANT = "constant"
 METADATA_ONLY = "metadata_only"
 LENGTH_ONLY = "length_only"
+SHAPE_ONLY = "shape_only"
 GROUP_LOOKUP_BY_ROW = "group_lookup_by_row"
 GROUP_LOOKUP_BY_GROUP = "group_lookup_by_group"
 SHUFFLED_LABELS = "shuffled_labels"
@@ -63,6 +64,13 @@ METADATA = (
     *(fact.name for fact in fields(PacketFacts)),
 )  # fmt: skip
 
+# Width over height of the upright picture: black bars show it to a network whose frames are letterboxed.
+_ASPECT = (
+    pl.when(pl.col("rotation_degrees") % 180 == 90)
+    .then(pl.col("height") / pl.col("width"))
+    .otherwise(pl.col("width") / pl.col("height"))
+)
+
 _OF_VIDEO = ("video_id", "group_id", "label", "fold")
 _MAX_CATEGORIES = 200  # per column; the boosting takes at most 255
 _MOST_FOLDS = 5  # for ``controls_of_scores``
@@ -76,7 +84,13 @@ _PRIOR = (_FAKE.sum() - _FAKE.sum().over("fold")) / (pl.len() - pl.len().over("f
 
 
 def all_controls(
-    index: pl.DataFrame, folds: pl.DataFrame, predictions: pl.DataFrame, *, seed: int, trainings: Trainings = None
+    index: pl.DataFrame,
+    folds: pl.DataFrame,
+    predictions: pl.DataFrame,
+    *,
+    seed: int,
+    trainings: Trainings = None,
+    has_bars: bool = False,
 ) -> dict[str, pl.DataFrame]:
     """Return one table of scores per control, by the control's name.
 
@@ -89,6 +103,7 @@ def all_controls(
         seed: seed of the split by row, which ignores groups.
         trainings: one FOLDS table per training (``trainings_of``), so that controls learn from the same videos as the
             model; None for protocol ``kfold``.
+        has_bars: whether the model's frames are letterboxed, which adds the control on the shape of the picture.
 
     Returns:
         Tables with the columns ``video_id group_id label fold score threshold``.
@@ -109,6 +124,9 @@ def all_controls(
         GROUP_LOOKUP_BY_ROW: by_row,
         GROUP_LOOKUP_BY_GROUP: tested(group_lookup, folds, trainings),
     }
+    if has_bars:
+        shapes = index.with_columns(aspect_ratio=_ASPECT)
+        controls[SHAPE_ONLY] = tested(lambda rows: metadata_only(shapes, rows, ("aspect_ratio",)), folds, trainings)
     shuffled = shuffled_labels(predictions, trainings)
     return controls if shuffled is None else {**controls, SHUFFLED_LABELS: shuffled}
 

@@ -17,14 +17,16 @@ all reals, since fakes alone have no AUC. So the slices' numbers of videos add u
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import polars as pl
 
-from fvc_lib.corpus.folds import check_folds
+from fvc_lib.corpus.folds import check_folds, make_folds, most_folds
+from fvc_lib.corpus.protocols import separate_sources, source_expression
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import SHARE, FloatArray, IntArray, Metric, decide, divide
 from fvc_lib.metrics.cross_validation import METRICS, PROBABILITY_METRICS, measure_over_folds
@@ -52,14 +54,17 @@ from fvc_lib.services.tables import (
 from fvc_lib.tasks.video.calibration import SELECTION, RecordedSelection, read_selection
 from fvc_lib.tasks.video.controls import (
     MARGIN,
+    METADATA_ONLY,
     REAL_SOURCE_CONTROL,
     REAL_SOURCE_FLOOR,
+    SHAPE_ONLY,
     all_controls,
     auc_within_folds,
     control_scores,
     fake_labels,
     interval_settings,
     margin_over_floor,
+    metadata_only,
     possible_floor,
     real_source_floor,
     targets_of,
@@ -71,6 +76,8 @@ from fvc_lib.video.features.family import families_named
 MODEL = "model"
 ALL_FOLDS = "all"
 ALL_BY_GROUP = "all_by_group"
+SOURCE_SCOPE = "source:"  # prefix of the scope of the videos of one source
+ACROSS_SOURCES = "across_sources"  # scores of models that saw none of the video's source
 METRIC_NAMES = tuple(METRICS)
 # Metrics that only the model has, because a control has no temperature.
 MODEL_ONLY_NAMES = tuple(name + UNCALIBRATED for name in PROBABILITY_METRICS)
@@ -175,6 +182,7 @@ def kfold_results(
     *,
     left_out: Collection[str] = (),
     protocol: pl.DataFrame | None = None,
+    across: Mapping[str, pl.DataFrame] = MappingProxyType({}),
 ) -> pl.DataFrame:
     """Return every metric of the model and of each control, per fold, per target and over all folds (RESULTS).
 
@@ -189,6 +197,7 @@ def kfold_results(
         config: gives replicates, confidence and seed.
         left_out: ids of videos without a clip (``undecoded``).
         protocol: PROTOCOL schema; None: protocol ``kfold``.
+        across: results of ``scores_across_sources``, whose AUCs have the scope ``across_sources``.
 
     Raises:
         LeakageError, DataError: as ``check_predictions``.
@@ -198,8 +207,17 @@ def kfold_results(
     judged = predictions.select("video_id", "group_id", "label", "fold")  # with shuffle_labels, shuffled labels
     model, trainings = with_targets(predictions, protocol), trainings_of(protocol, config, left_out)
     rows = _source_rows(MODEL, model, METRIC_NAMES + MODEL_ONLY_NAMES, config)
-    for source, scored in all_controls(index, judged, predictions, seed=config.seed, trainings=trainings).items():
+    found = all_controls(index, judged, predictions, seed=config.seed, trainings=trainings, has_bars=sees_bars(config))
+    for source, scored in found.items():
         rows += _source_rows(source, with_targets(scored, protocol), METRIC_NAMES, config)
+    for name, videos in within_sources(index, predictions, config.source_column).items():
+        for source in (MODEL, METADATA_ONLY, SHAPE_ONLY):
+            of_all = predictions if source == MODEL else found.get(source)
+            if of_all is not None:
+                of_source = of_all.join(videos, on="video_id", how="semi", maintain_order="left")
+                rows.append(_row(source, f"{SOURCE_SCOPE}{name}", "roc_auc", auc_within_folds(of_source, config)))
+    for source, scored in across.items():
+        rows.append(_row(source, ACROSS_SOURCES, "roc_auc", auc_within_folds(scored, config)))
     due, _ = possible_floor(index, folds, config, left_out, protocol)
     if due.height:
         rows += _trained_floor_rows(due, model, config, protocol)
@@ -211,6 +229,56 @@ def kfold_results(
             rows.append(_row(REAL_SOURCE_FLOOR, ALL_FOLDS, "roc_auc", floor))
             break
     return check_table(frame_of(rows, RESULTS).fill_nan(None), RESULTS, "kfold results")
+
+
+def sees_bars(config: RunConfig) -> bool:
+    """Return whether the model sees letterboxed frames, whose black bars show the shape of the picture."""
+    return config.of_features != "forensic" and config.clips.view.fit == "letterbox" and not config.crop
+
+
+FEWEST_GROUPS_WITHIN = 5  # groups of each label that a source must have for a result of its own
+
+
+def within_sources(index: pl.DataFrame, predictions: pl.DataFrame, column: str) -> dict[str, pl.DataFrame]:
+    """Return the ``video_id`` of the predicted videos of every source, by its name.
+
+    A source is a value of ``column``, a column of the index or manifest. It must have at least 5 groups of each label.
+    The result is empty if all videos are of one source.
+    """
+    known = predictions.select("video_id", "group_id", "label").join(
+        index.select("video_id", source=source_expression(index, column)), on="video_id"
+    )
+    groups = known.group_by("source", "label").agg(groups=pl.col("group_id").n_unique())
+    enough = groups.filter(pl.col("groups") >= FEWEST_GROUPS_WITHIN).group_by("source").len().filter(len=2)["source"]
+    names = enough.drop_nulls().sort().to_list() if known["source"].n_unique() > 1 else []
+    return {name: known.filter(source=name).select("video_id") for name in names}
+
+
+def scores_across_sources(
+    index: pl.DataFrame, folds: pl.DataFrame, config: RunConfig, logits_of: Callable[[pl.DataFrame], pl.DataFrame]
+) -> dict[str, pl.DataFrame]:
+    """Return scores of the model and of metadata for folds that keep sources together (``config.source_column``).
+
+    Args:
+        index: INDEX schema.
+        folds: the run's folds (FOLDS schema), of videos that have clips.
+        config: gives source_column, num_folds and seed.
+        logits_of: returns a FOLDS table with ``score``, by models that were fitted to the other folds.
+
+    Returns:
+        Tables with the columns ``video_id group_id label fold score``, by the names ``model`` and ``metadata_only``.
+        Empty if a label is in fewer than two separate sources, or labels were shuffled on purpose.
+    """
+    try:
+        sources = separate_sources(index.join(folds, on="video_id", how="semi"), config.source_column)
+    except DataError:
+        return {}
+    num_folds = min(config.num_folds, most_folds(sources))
+    if num_folds < 2 or config.shuffle_labels:
+        return {}
+    across = make_folds(sources, num_folds, config.seed).drop("group_id")
+    across = across.join(folds.select("video_id", "group_id"), on="video_id").select(folds.columns).sort("video_id")
+    return {MODEL: logits_of(across), METADATA_ONLY: metadata_only(index, across)}
 
 
 def _trained_floor_rows(

@@ -67,7 +67,7 @@ from fvc_lib.tasks.video import classical, data
 from fvc_lib.tasks.video.calibration import RecordedSelection, Selection, record_selection, select
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource, FoldClips
 from fvc_lib.tasks.video.features import with_features
-from fvc_lib.tasks.video.results import forensic_features
+from fvc_lib.tasks.video.results import forensic_features, scores_across_sources
 from fvc_lib.tasks.video.summary import (
     Scored,
     TrainingSummary,
@@ -158,6 +158,20 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any
         raise DataError(f"clips of {len(gone)} videos are gone, the first: {min(gone)}. Run 03_augmentation again.")
     controls = data.control_clips(rows, lambda: read_table(paths.index, INDEX), source, config, clips)
     return source, {"": clips, **controls}
+
+
+def across_sources(paths: RunPaths, config: RunConfig, index: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """Return out-of-source scores of a model on features and of metadata (``results.scores_across_sources``).
+
+    The result is empty for networks, which would have to be trained again (protocol ``leave_one_source_out``), and for
+    other protocols than ``kfold``.
+    """
+    if not config.of_features or config.protocol != KFOLD:
+        return {}
+    source, _ = _read_features(paths, config, 0, {})
+    folds = read_table(paths.folds, FOLDS)
+    there = folds.filter([source.has(video_id, 0) for video_id in folds["video_id"]])
+    return scores_across_sources(index, there, config, partial(classical.out_of_fold_logits, config, source))
 
 
 # The network, its loss and its scores
