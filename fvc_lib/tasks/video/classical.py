@@ -283,6 +283,11 @@ def _fitted(config: RunConfig, source: Source, train: Sequence[ClipRow], stop: C
     return _Found(arrays, candidates[best], tuple(candidates), held_out[best])
 
 
+def fitted_arrays(config: RunConfig, source: Source, train: Sequence[ClipRow]) -> Arrays:
+    """Return the arrays of the model, fitted to all rows of ``train`` with settings chosen on inner folds."""
+    return _fitted(config, source, train, lambda: False).arrays
+
+
 def out_of_fold_logits(config: RunConfig, source: Source, folds: pl.DataFrame) -> pl.DataFrame:
     """Return ``folds`` (FOLDS), sorted by ``video_id``, with ``score``: the logit of a model fitted to the other folds.
 
@@ -291,8 +296,8 @@ def out_of_fold_logits(config: RunConfig, source: Source, folds: pl.DataFrame) -
     """
     scored = []
     for (fold,), tested in folds.sort("video_id").partition_by("fold", as_dict=True, maintain_order=True).items():
-        found = _fitted(config, source, data.clip_rows(folds.filter(pl.col("fold") != fold)), lambda: False)
-        logits = model_of(config).logits(found.arrays, source.of(data.clip_rows(tested)))
+        arrays = fitted_arrays(config, source, data.clip_rows(folds.filter(pl.col("fold") != fold)))
+        logits = model_of(config).logits(arrays, source.of(data.clip_rows(tested)))
         scored.append(tested.with_columns(score=pl.Series(logits)))
     return pl.concat(scored).sort("video_id")
 
