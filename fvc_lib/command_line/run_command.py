@@ -346,8 +346,8 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
             if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
                 raise UsageError(f"model {config.model!r} needs {', '.join(missing)}, which is not installed.")
             if config.of_features == "embedding":
-                _try_network(config)
                 refuse_random_trunk(config)
+                _try_network(config)
         elif config.task == DEFAULT_TASK:
             _try_network(config)
         elif sees := DETECTORS.of_features(config.model):

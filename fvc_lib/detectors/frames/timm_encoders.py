@@ -96,12 +96,16 @@ def num_features_of(network: Any, side: int) -> int:
 
 
 def blocks_of(network: Any) -> tuple[nn.Module, ...]:
-    """Return the modules in ``blocks``, ``stages`` or ``layers`` of the network; empty if it has no such list."""
+    """Return the modules in ``blocks``, ``stages`` or ``layers`` of the network, or its ``layer1`` to ``layer4``.
+
+    The result is empty if the network is built in another way.
+    """
     for name in ("blocks", "stages", "layers"):
         parts = getattr(network, name, None)
         if isinstance(parts, nn.Sequential | nn.ModuleList):
             return tuple(parts)
-    return ()
+    layers = [getattr(network, f"layer{number}", None) for number in (1, 2, 3, 4)]
+    return tuple(layer for layer in layers if isinstance(layer, nn.Module))
 
 
 @cache
