@@ -254,13 +254,19 @@ def _leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> 
     """
     targets = held_out(index, num_folds)
     videos = _generators(index)
-    home = pl.col("group_id").replace_strict(_deal(videos, targets, seed), return_dtype=pl.Int64)
-    is_fake, plain_of = pl.col("label") == "fake", dict(videos.select("generator", "plain").iter_rows())
+    fold_of = _deal(videos, targets, seed)
+    plain_of = dict(videos.select("generator", "plain").iter_rows())
     held = [plain_of[target].split("+") for target in targets]
     trainings = pl.DataFrame({"fold": range(len(targets)), "target": targets, "held": held})
     rows = videos.join(trainings.cast({"fold": pl.Int64}), how="cross")
-    is_target, here = (pl.col("generator") == pl.col("target")).fill_null(value=False), home == pl.col("fold")
-    shares = pl.col("plain").str.split("+").list.set_intersection("held").list.len().fill_null(0) > 0
+    home = pl.col("group_id").replace_strict(fold_of, return_dtype=pl.Int64)
+    here = home == pl.col("fold")
+    is_fake = pl.col("label") == "fake"
+    made_by_target = pl.col("generator") == pl.col("target")
+    is_target = made_by_target.fill_null(value=False)
+    makers = pl.col("plain").str.split("+")
+    num_shared = makers.list.set_intersection("held").list.len()
+    shares = num_shared.fill_null(0) > 0
     reason = (
         pl.when(is_fake & pl.col("generator").is_null()).then(pl.lit(UNKNOWN))
         .when(here & is_fake & ~is_target).then(pl.lit(OTHER))
@@ -286,12 +292,14 @@ def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[st
     Raises:
         DataError: fewer groups with real videos than folds.
     """
-    groups = videos.group_by("group_id").agg(
-        reals=(pl.col("label") == "real").sum(), made=pl.col("generator").drop_nulls().unique(), size=pl.len()
-    )
-    drawn = np.random.default_rng([seed, GENERATORS_DEALT]).permutation(groups.height)
+    is_real = pl.col("label") == "real"
+    makers = pl.col("generator").drop_nulls()
+    groups = videos.group_by("group_id").agg(reals=is_real.sum(), made=makers.unique(), size=pl.len())
+    generator = np.random.default_rng([seed, GENERATORS_DEALT])
+    drawn = generator.permutation(groups.height)
     groups = groups.sort("group_id").with_columns(drawn=drawn)
-    if (with_reals := int((groups["reals"] > 0).sum())) < len(targets):
+    with_reals = groups.filter(pl.col("reals") > 0).height
+    if with_reals < len(targets):
         raise DataError(
             f"num_folds: got {len(targets)}, but the index has {with_reals} groups with real videos; wanted one for "
             "each fold. Set num_folds lower, or add real videos of other events: each brings a group."
@@ -334,7 +342,7 @@ def _matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tell
         chosen = matched_videos(index, columns, cells, seed)
         if most_folds(chosen) < num_folds:
             break
-        taken = index.filter(pl.col("video_id").is_in(chosen["video_id"].implode()))
+        taken = index.join(chosen, on="video_id", how="semi", maintain_order="left")
         folds = _fold_pairs(chosen, num_folds, seed)
         value, low = tells(taken, folds, columns)
         if low is None or value is None or (low <= 0.5 and (cells == 0 or value <= _CHANCE)):
@@ -395,13 +403,17 @@ def matched_videos(index: pl.DataFrame, columns: tuple[str, ...], cells: int, se
         is_exact = name == "codec" or not cells
         value = pl.col(name) if is_exact else (pl.col(name).cast(pl.Float64).log(2) * cells).floor()
         cell.append(value.cast(pl.String).fill_null("not known"))
-    drawn = np.random.default_rng([seed, MATCHES_DRAWN]).permutation(index.height)
-    known = index.sort("video_id").with_columns(pl.Series("drawn", drawn), cell=pl.concat_str(cell, separator="|"))
-    known = known.with_columns(in_group=pl.col("drawn").rank("ordinal").over("cell", "label", "group_id"))
+    generator = np.random.default_rng([seed, MATCHES_DRAWN])
+    drawn = pl.Series("drawn", generator.permutation(index.height))
+    known = index.sort("video_id").with_columns(drawn, cell=pl.concat_str(cell, separator="|"))
+    in_group = pl.col("drawn").rank("ordinal").over("cell", "label", "group_id")
+    known = known.with_columns(in_group=in_group)
     order = pl.struct("in_group", "drawn").rank("ordinal").over("cell", "label")
+    known = known.with_columns(order=order)
     of_label = [(pl.col("label") == label).sum().over("cell") for label in LABELS]
-    taken = known.with_columns(order=order).filter(pl.col("order") <= pl.min_horizontal(*of_label))
-    return taken.select("video_id", "group_id", "label", pair=pl.format("{} {}", "cell", "order")).sort("video_id")
+    wanted = pl.min_horizontal(*of_label)
+    taken = known.filter(pl.col("order") <= wanted).sort("video_id")
+    return taken.select("video_id", "group_id", "label", pair=pl.format("{} {}", "cell", "order"))
 
 
 def _parts_of_folds(index: pl.DataFrame, folds: pl.DataFrame, num_folds: int) -> pl.DataFrame:
@@ -452,7 +464,8 @@ def separate_sources(index: pl.DataFrame, column: str) -> pl.DataFrame:
     connected = Components(num_sources + groups.n_unique())
     for source, group in zip(sources, groups, strict=True):
         connected.join(source, num_sources + group)
-    separate = pl.Series(connected.label).gather(sources).cast(pl.String)
+    labels = pl.Series(connected.label)
+    separate = labels.gather(sources).cast(pl.String)
     return known.select("video_id", "label", group_id=separate)
 
 

@@ -138,7 +138,7 @@ _IMPORT = re.compile(rf"\bfrom[\s\\]+(?P<module>{_NAME})[\s\\]+import\b[ \t\\\n]
 def names_in(source: str) -> frozenset[str]:
     """Return every dotted name in the text ``source`` that begins with ``fvc_lib``.
 
-    ``from fvc_lib.a import b`` gives ``fvc_lib.a`` and ``fvc_lib.a.b``. Regular expressions find the names ten times
+    An import of a name from a module gives the module, and the module followed by the name. Regular expressions find the names ten times
     as fast as a parser.
     """
     names = set(re.findall(_NAME, source))

@@ -235,7 +235,7 @@ class SealedFold:
         if self.__is_open or not isinstance(selection, RecordedSelection) or selection.clips != self.__clips:
             raise LeakageError(
                 f"{self.__name}: its {len(self)} test videos are sealed. Record the choice of epoch, threshold and "
-                "temperature (selection.record_selection), and open the fold with that record, once."
+                "temperature (calibration.record_selection), and open the fold with that record, once."
             )
         self.__is_open = True
         return self.__rows

@@ -245,12 +245,14 @@ def within_sources(index: pl.DataFrame, predictions: pl.DataFrame, column: str) 
     A source is a value of ``column``, a column of the index or manifest. It must have at least 5 groups of each label.
     The result is empty if all videos are of one source.
     """
-    known = predictions.select("video_id", "group_id", "label").join(
-        index.select("video_id", source=source_expression(index, column)), on="video_id"
-    )
+    sources = index.select("video_id", source=source_expression(index, column))
+    known = predictions.join(sources, on="video_id")
+    if known["source"].n_unique() < 2:
+        return {}
     groups = known.group_by("source", "label").agg(groups=pl.col("group_id").n_unique())
-    enough = groups.filter(pl.col("groups") >= FEWEST_GROUPS_WITHIN).group_by("source").len().filter(len=2)["source"]
-    names = enough.drop_nulls().sort().to_list() if known["source"].n_unique() > 1 else []
+    large = groups.filter(pl.col("groups") >= FEWEST_GROUPS_WITHIN)
+    of_both_labels = large.group_by("source").len().filter(len=2)
+    names = of_both_labels["source"].drop_nulls().sort()
     return {name: known.filter(source=name).select("video_id") for name in names}
 
 
@@ -277,7 +279,9 @@ def scores_across_sources(
     if num_folds < 2 or config.shuffle_labels:
         return {}
     across = make_folds(sources, num_folds, config.seed).drop("group_id")
-    across = across.join(folds.select("video_id", "group_id"), on="video_id").select(folds.columns).sort("video_id")
+    groups = folds.select("video_id", "group_id")
+    across = across.join(groups, on="video_id").select(folds.columns)
+    across = across.sort("video_id")
     return {MODEL: logits_of(across), METADATA_ONLY: metadata_only(index, across)}
 
 
