@@ -64,7 +64,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, monkeypatch):
         ({}, ""),
         ({"model": "frame_cnn"}, ""),
         ({"model_weights": "absent.pth"}, "absent.pth"),
-        ({"tune": "last:99"}, "last:99"),
+        ({"model": "efficientnet_lite0", "tune": "last:99"}, "last:99"),
         ({"model": "frame_cnn", "head": "gru"}, "frame_cnn"),
         ({"model": "clip_vit_b16", "tune": "head"}, "clip_vit_b16"),
         ({"mixup_alpha": 0.4}, "mix"),

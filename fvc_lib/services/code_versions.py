@@ -138,8 +138,8 @@ _IMPORT = re.compile(rf"\bfrom[\s\\]+(?P<module>{_NAME})[\s\\]+import\b[ \t\\\n]
 def names_in(source: str) -> frozenset[str]:
     """Return every dotted name in the text ``source`` that begins with ``fvc_lib``.
 
-    An import of a name from a module gives the module, and the module followed by the name. Regular expressions find the names ten times
-    as fast as a parser.
+    An import of a name from a module gives the module, and the module followed by the name. Regular expressions find
+    the names ten times as fast as a parser.
     """
     names = set(re.findall(_NAME, source))
     for match in _IMPORT.finditer(source):

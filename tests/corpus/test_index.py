@@ -511,7 +511,7 @@ def rescaled(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 def store_of(cache: Path, **changes: int) -> ClipStore:
     settings = {"rescale": 32, "num_frames": 2, "fixed_size": 32, "frame_sampling": "uniform", **changes}
-    return ClipStore.of(RunConfig(cache_dir=str(cache), **settings))
+    return ClipStore.of(RunConfig(model="frame_cnn", cache_dir=str(cache), **settings))
 
 
 def test_labels_that_size_and_rate_told_are_at_chance_after_it(rescaled: SimpleNamespace) -> None:

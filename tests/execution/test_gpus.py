@@ -16,7 +16,7 @@ def no_job(monkeypatch):
 
 
 def config_of(**values):
-    return resolve_config({"num_ranks": "auto", **values}, environ={})
+    return resolve_config({"model": "frame_cnn", "num_ranks": "auto", **values}, environ={})
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_folds_at_once_is_one_per_core_while_memory_lasts(monkeypatch, asked, co
     monkeypatch.setattr(gpus, "available_cores", lambda: cores)
     monkeypatch.setattr(gpus, "memory_budget", lambda mem_gb: MemoryBudget(int(gb * 1e9), "a test"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,GPU-1f3a,5")
-    assert gpus.folds_at_once(resolve_config({"num_folds": 5, **asked}, environ={})) == expected
+    assert gpus.folds_at_once(resolve_config({"model": "frame_cnn", "num_folds": 5, **asked}, environ={})) == expected
 
 
 @pytest.mark.parametrize(

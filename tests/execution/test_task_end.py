@@ -66,7 +66,7 @@ def test_each_kind_of_death_gets_one_sentence_of_advice(tmp_path, phase, stage, 
     samples, ended = tmp_path / "04.jsonl", StageStatus(**{**ENDED, **stage})
     if phase:
         samples.write_text('{"phase": "test"}\n' + json.dumps({"phase": phase}) + '\n{"torn')
-    found = advice_after(ended, RunConfig(mem_gb=4, **config), samples, {})
+    found = advice_after(ended, RunConfig(mem_gb=4, **{"model": "frame_cnn", **config}), samples, {})
     assert found == (None if advice is None else memory_advice(advice))
     told = what_next(RunPaths(tmp_path), ended.model_copy(update={"advice": found}))
     assert (f"# {found}" in told) == (found is not None)
