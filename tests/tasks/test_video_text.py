@@ -77,8 +77,8 @@ class Corpus:
         self.paths = [make_video(self.root / f"video {number}.mp4", 20 + number) for number in range(4)]
         (self.root / "manifest.csv").write_text("path,text\n")
         self.config = RunConfig(
-            task="video_text", model="frame_cnn", corpus=str(self.root), cache_dir=str(folder / "cache"), num_frames=3, fixed_size=16,
-            workers=1,
+            task="video_text", model="frame_cnn", corpus=str(self.root), cache_dir=str(folder / "cache"), num_frames=3,
+            fixed_size=16, workers=1,
         )  # fmt: skip
         hashes = [sha256_of_file(path) for path in self.paths]
         self.video_ids = [digest[:16] for digest in hashes]
