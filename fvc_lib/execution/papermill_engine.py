@@ -68,7 +68,7 @@ class KernelOutcome:
 
 @dataclass
 class KernelRequest:
-    """Where the execution of a notebook writes, and in which environment its kernel runs."""
+    """Where the execution of a notebook writes, in which environment its kernel runs, and, afterwards, how it ended."""
 
     record: Path  # path of the executed notebook
     folder: Path  # the kernel's working directory
@@ -84,8 +84,8 @@ def execute(notebook: Path, parameters: Mapping[str, object], request: KernelReq
     Args:
         notebook: path of the notebook, which is not changed.
         parameters: ``{parameter: value}``.
-        request: where the record (the executed notebook) and the log go, and the kernel's environment; its ``outcome``
-            is set.
+        request: where the record (the executed notebook) and the log go, and the kernel's environment. At the end the
+            returned value is also stored in ``request.outcome``.
 
     Raises:
         UsageError: the notebook does not have a parameter, or a value has the wrong type.
@@ -121,7 +121,8 @@ class KernelEngine(NBClientEngine):  # type: ignore[misc]  # papermill ships no 
             nb: the notebook, to which the outputs of its cells are added.
             kernel_name: ignored; the kernel uses this Python interpreter.
             input_path: the notebook's path, for error messages.
-            request: where the record and the log go; its ``outcome`` is set.
+            request: where the record and the log go. How the execution ended is stored in ``request.outcome``, because
+                this method has to return the notebook.
         """
         checked_parameters(nb, Path(input_path))
         record = Record(nb, request.record)

@@ -59,8 +59,9 @@ def record_finished(task: Task, fingerprint: Fingerprint | None, run: RunPaths) 
 
     Args:
         task: the task.
-        fingerprint: the task's fingerprint when it began. None, for runs that skip nothing (``use_mlops_pipeline``
-            false): the digests are recorded, but the task does not count as finished.
+        fingerprint: the task's fingerprint when it began. None: only the sizes and SHA-256 are recorded, so that the
+            next command runs the task again. Runs with ``use_mlops_pipeline`` false pass None, as they never skip a
+            task.
         run: the run.
     """
     folder = run.training_checkpoints(task.stage.name, task.fold)
@@ -186,9 +187,10 @@ def _files_in(path: Path) -> list[Path]:
 
 
 def content_chosen(config: RunConfig) -> dict[str, Any]:
-    """Return ``{parameter: digest}`` for the parameters whose value is a path of the user's file, such as a network.
+    """Return ``{parameter: digest}`` for the parameters whose value names a file of the user.
 
-    The digest covers the file's content, so it does not change when the file is moved.
+    Such files hold, for example, a model's weights, or the Python code of a model (``net.py:Net``). The digest covers
+    the file's content, so it does not change when the file is moved to another folder.
     """
     return {name: digest for name, value in config.relevant().items() if (digest := config.identity(name)) != value}
 

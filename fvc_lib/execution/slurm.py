@@ -53,7 +53,8 @@ class Site(BaseModel):
     Attributes:
         account: the account that pays for the jobs.
         partition: partition of the jobs.
-        partition_training: partition of jobs that train or judge; empty: ``partition``.
+        partition_training: partition of jobs that train networks, or that compute the verdicts of ``predict`` with
+            trained networks; empty: ``partition``.
         time: time limit of a job, ``HH:MM:SS`` or ``D-HH:MM:SS``.
         signal_seconds: how long before the time limit SLURM warns the job, so that it saves and requeues itself.
         max_requeues: how often a job requeues itself.
@@ -169,9 +170,9 @@ def plan_jobs(
     Stages without folds share a job as long as no array lies between them. A stage with folds becomes an array with one
     array task per fold. The shards of a stage become an array before the job of the stage's notebook.
 
-    A job that needs an array begins when the array has ended, even with a failure. SLURM also reports a fold as failed
-    if the fold finished but one of its processes was killed for memory. If a fold is really unfinished, the job that
-    needs the fold reports an error and ends.
+    A job that needs an array begins when the array has ended, even if SLURM reports that an array task failed. SLURM's
+    report cannot be trusted: it counts a fold as failed if one of its processes was killed for memory, although the
+    fold may have finished. So the job checks this when it begins. If a fold is unfinished, it ends with an error.
 
     Args:
         tasks: the tasks to run, in the order of ``tasks_in_order``.
@@ -285,16 +286,16 @@ def _shards_job(stage: Stage, config: RunConfig, site: Site, num_shards: int) ->
 def jobs_of_files(
     stage: Stage, config: RunConfig, site: Site, *, num_files: int, command: Sequence[str]
 ) -> list[SlurmJob]:
-    """Return the jobs of a command that judges files.
+    """Return the jobs of a command, such as ``predict``, that computes whether given files are real or fake.
 
     Several files are divided into shards (shares), which become an array. A last job, after the array, runs the command
-    for all files. One file gets only the last job.
+    for all files. A single file needs no array and gets only the last job.
 
     Args:
         stage: the stage whose memory, cores and GPUs the jobs get.
         config: the parameters.
         site: the cluster's settings.
-        num_files: the number of files to judge.
+        num_files: the number of files.
         command: arguments of run_notebooks.py; a job of the array also gets ``--shard`` and the number of its shard.
     """
     whole = _job(stage.name, [stage], config, site, ranks=1).model_copy(update={"command": tuple(command)})
@@ -519,7 +520,8 @@ def submit(jobs: Sequence[SlurmJob], folder: Path, site: Site, *, home: Path = C
         home: the folder of FVC's checkout.
 
     Returns:
-        The jobs with ``job_id`` set; ``needs`` and ``after`` hold job ids instead of names.
+        The jobs with ``job_id`` set. ``needs`` (jobs that must succeed before) and ``after`` (jobs that must end
+        before) hold job ids instead of names.
 
     Raises:
         UsageError: jobs of this run still wait or run.

@@ -63,8 +63,9 @@ def refuse_stage_of_another_task(config: RunConfig, *named: Stage | None) -> Non
 def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Task]:
     """Return every task of a run, sorted so that a task follows the tasks that it needs.
 
-    A stage with folds gives one task per fold. With ``annotations_only`` the corpus is a list without video files, so
-    the run has only the stages that need no other stage.
+    A stage with folds gives one task per fold. With the parameter ``annotations_only`` a run indexes only the label
+    tables of a corpus, and opens no video. Later stages would need the videos, so the result then has only the stages
+    that need no other stage.
     """
     stages = stages_of(config, stages)
     if config.annotations_only:

@@ -312,9 +312,9 @@ def _indexed(run: RunPaths) -> dict[str, object]:
     """Return a fingerprint of the corpus, computed from the run's index (the table of its files).
 
     Returns:
-        A dict. ``fingerprint`` is a SHA-256 over the sorted content hashes of the files. For a corpus of videos
-        ``corpora`` is a list of the corpora's names. The dict is empty if there is no index, or if the index has no
-        files.
+        A dict. ``fingerprint`` is a SHA-256 over the sorted content hashes of the files. ``corpora`` is the sorted list
+        of the names in the index's column ``corpus``; the key is missing if the index has no such column. The dict is
+        empty if there is no index, or if the index has no files.
     """
     import polars as pl
 

@@ -217,8 +217,8 @@ class Runner:
         """Return environment variables by which the kernel of ``task`` gets its share of memory, cores and GPUs.
 
         The number of threads is limited only for a training without a GPU, and only if no other jobs work on the run.
-        If there are more GPUs than ranks (processes of a training), a training gets the group of GPUs that the fewest
-        running trainings use.
+        If there are more GPUs than ranks (processes of a training), the GPUs are divided into groups of one GPU per
+        rank. Each training then gets the least used group: the one that the fewest running trainings have.
         """
         shares = {} if self.config.mem_gb is None else {LIMIT_VARIABLE: str(self.config.mem_gb)}
         ranks = self.config.num_ranks

@@ -251,11 +251,14 @@ class StageSession:
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal that asks the stage to stop.
 
-        If the stage calls ``stop``, only ``stop_requested`` is set. Between two cells the signal is sent again after
-        0.05 s, so that it ends the next cell. The arguments are those of a handler of Python's ``signal.signal``.
+        ``stop_requested`` is set to True. A stage that calls ``stop`` reads it there, so nothing else happens. For any
+        other stage, a running cell is ended by an exception. If no cell is running, there is nothing to end yet. This
+        process then sends itself the signal again after 0.05 s, when the next cell is probably running.
+
+        The arguments are those of a handler of Python's ``signal.signal``.
 
         Raises:
-            StoppedError: a cell is running, and the stage does not call ``stop``. The error ends the cell.
+            StoppedError: a cell is running, and the stage has not called ``stop``. The error ends the cell.
         """
         self.stop_requested = True
         if self._polling:
@@ -318,11 +321,12 @@ def _run_to_look_at(run_dir: str, values: Mapping[str, Any]) -> RunPaths:
     """Return an existing run for a notebook that only reads it.
 
     Args:
-        run_dir: name or path of the run; empty: the newest run.
+        run_dir: name or path of the run; empty: the newest run. The word ``new``, by which other notebooks begin a new
+            run, is refused.
         values: ``{parameter: value}`` that the user has set; they may name another runs folder.
 
     Raises:
-        UsageError: there is no run, or ``run_dir`` is ``new``.
+        UsageError: there is no such run, or ``run_dir`` is the word ``new``.
     """
     runs_dir = Path(resolve_config(values).runs_dir)
     if run_dir == "new" or not (run_dir or list_runs(runs_dir)):

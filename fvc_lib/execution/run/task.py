@@ -122,8 +122,9 @@ class KernelWatch:
     Attributes:
         pid: process id of the kernel; None before ``start``.
         rss_bytes: the last measurement, the sum over the process and its children.
-        peak_rss_bytes: the largest value so far of ``rss_bytes`` and of the kernel process's own peak, which the system
-            records between measurements (VmHWM on Linux).
+        peak_rss_bytes: the largest ``rss_bytes`` so far. The operating system also records the peak of the kernel's
+            process alone (VmHWM on Linux); if that is larger, it counts. So short peaks between two measurements are
+            not missed in that process.
     """
 
     def __init__(self) -> None:

@@ -212,8 +212,8 @@ def in_words(changed: Mapping[str, Change]) -> str:
 def tasks_of_fork(plan: Sequence[PlannedTask]) -> list[Task]:
     """Return the finished tasks whose files a fork copies from the run that it is made of.
 
-    A finished training is also copied if its inputs are about to be computed again, since they may come out the same.
-    The fork's plan then decides whether the training runs.
+    These are the tasks that the fork need not repeat. A finished training is also copied if only its inputs have to be
+    computed again. If they come out the same, the fork keeps the copied training; otherwise it trains again.
 
     Args:
         plan: the plan of the forked run with the new configuration, made without ``only``, ``start`` and ``force``.
