@@ -63,8 +63,8 @@ class NetworkRecord(Strict):
 
     Attributes:
         name: module and name of the class.
-        code: hex SHA-256 of the user's own functions; empty if FVC and torch have all of its code.
-        functions: digests of all functions by name.
+        code: hex SHA-256 of the network's functions in the user's own code; empty if FVC and torch define them all.
+        functions: digest of each function of the network, by the function's name.
     """
 
     name: str
@@ -83,7 +83,7 @@ class BundleRecord(Strict):
         params: parameters of the run by name.
         weights: digest of the weights by the stem of their file in ``model/``; empty for an ensemble.
         network: the class of the network; None for an ensemble.
-        standing: how the model compares with its controls.
+        standing: how the model compares with its controls (simple predictors that it must beat).
         section: entries that the task adds.
     """
 
@@ -173,9 +173,10 @@ def _fill(predictor: Predictor, folder: Path, card: str) -> None:
 
 
 def _write_params(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """Return the parameters to record in ``bundle.json``, by name.
+    """Copy the files that the network is built from into ``folder``, and return the parameters for ``bundle.json``.
 
-    Published weights that the training began with and the user's own code are copied into ``folder``.
+    The files are the pretrained weights with which the training began, and the user's own code. The result maps
+    names of parameters to values.
     """
     relevant, recorded = config.relevant(), _recorded(config.task)
     params = {name: value for name, value in relevant.items() if name in recorded}

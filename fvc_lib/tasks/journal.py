@@ -74,7 +74,7 @@ class Journal(Generic[Found]):
     def known(self, block: Sequence[Path]) -> dict[str, Found]:
         """Return the stored findings that are still valid for the files of ``block``, by path.
 
-        Paths are absolute, as text for the tables (``path_to_text``). A finding is valid while the file has the same
+        Paths are absolute, as tables store them (``path_to_text``). A finding is valid while the file has the same
         size and modification time, or the same content.
         """
         self._states = {path_to_text(path): file_state(path) for path in block}
@@ -114,8 +114,10 @@ def take_in(folder: Path, stage: str) -> None:
     """Append the journals of the shards (shares of the files) to the journal of ``folder``, and delete them.
 
     Temporary files of killed calls are deleted too. No process may be writing to any of the journals. If this call is
-    killed, the next one appends the same lines again, which does no harm. A file that ended a shard's whole process
-    twice, according to the shards' records, is not tried again (``SUSPECTS``).
+    killed, the next one appends the same lines again, which does no harm.
+
+    The list of dangerous files (``SUSPECTS``) is read from the shards' records: a file that twice killed the process
+    of its shard is not tried again.
 
     Args:
         folder: folder of the journals.

@@ -57,8 +57,8 @@ def leakage_audit(
         config: gives ``near_duplicate_bits``, replicates, confidence and seed.
         selections: the record of every fold's choices (``calibration.read_selection``), None for a missing record.
             Empty: do not check whether choices were recorded before the outer test labels were read.
-        before: result of ``results.earlier_openings``: how many replaced trainings had read outer test labels, and the
-            run that this one was forked from. None: do not report them.
+        before: ``(replaced, forked_from)`` of ``results.earlier_openings``: how many trainings read the outer test
+            labels and were later replaced, and the id of the run that this run was copied from. None: not reported.
         protocol: PROTOCOL schema, the part of every video in every training; None: protocol ``kfold``. Under other
             protocols overlaps are summed over all trainings. Groups in several parts of the corpus's official split are
             reported, but the check neither passes nor fails.
@@ -254,7 +254,10 @@ def split_audit(
         root: folder that ``path`` is relative to. Files that changed since they were indexed are read again.
         config: gives ``task``, ``near_duplicate_bits``, ``cache_dir`` and ``workers``.
         progress: called with (done, total) numbers of files.
-        stop: called after each file; may raise ``StoppedError``.
+        stop: called after each file; returns True to stop.
+
+    Raises:
+        StoppedError: ``stop`` returned True.
     """
     files = rows.select("path", "part", "group_id", "content_sha256").unique().sort("path", "part", "group_id")
     kind = IMAGE_FILES if config.task == "image" else VIDEO_FILES

@@ -67,8 +67,9 @@ class Standing(Strict):
     """How the model compares with its controls.
 
     Attributes:
-        standing: ``above control``, ``not above control``, ``not shown``, ``no result`` or ``not stated``.
-        sentences: the same in sentences.
+        standing: ``above control``; ``not above control``; ``not shown`` (a control is missing or too uncertain);
+            ``no result`` (the model has no valid score); or ``not stated`` (nobody compared them).
+        sentences: the standing and its reasons, as sentences.
         scores: metrics of the model and of its controls.
     """
 
@@ -85,7 +86,7 @@ class Finding:
     """The answer for one file, or the ``failure`` that prevented it.
 
     Attributes:
-        path: absolute path, as text for the tables.
+        path: absolute path, as tables store it (``path_to_text``).
         sha256: hex SHA-256 of the content; empty if it was not read.
         values: the answer by column name, with all of ``Predictor.columns``; empty after a failure.
         title: the most important part of the answer, as text.
@@ -161,7 +162,7 @@ class Trained:
     standing: Standing = NOT_STATED
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the weights that are read from the disk, by parameter name.
+        """Read the weights from the disk and return them by parameter name (the network's state dict).
 
         Raises:
             FvcError: the weights are damaged or come from another training.
@@ -304,7 +305,7 @@ class OneNetwork(Predictor):
     Attributes:
         files_of_run: schema of the run's table of files, with at least the columns ``content_sha256 part``; a file may
             have several rows. The schema's name is the name of the table.
-        parts: JSON value of the further files that affect an answer, such as labels.
+        parts: content of further files that affect an answer, such as labels, as a JSON value; enters ``identity``.
     """
 
     files_of_run: ClassVar[TableSchema]

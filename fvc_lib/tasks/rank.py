@@ -47,11 +47,11 @@ def training_of(stage: str) -> Callable[..., Any]:
 def main(run_dir: Path, fold: int | None, stage: str) -> None:
     r"""Train one fold or stage of the run in RUN_DIR on several processes, ranks, that share every effective batch.
 
-    The run must have what the training reads: folds and clips (stages 01 to 03) for a fold, the index that the notebook
-    begins with for another task. Rank 0 writes what the notebook's training writes: checkpoints, predictions, the
-    metric log and the memory log. Weights equal a single process's up to rounding (1e-6); scores of given weights are
-    equal to the bit. SIGTERM or SIGUSR1 to any rank saves and ends all with 75. The same command goes on from there,
-    also with another number of ranks.
+    The run must have the training's input: folds and clips (stages 01 to 03) for a fold of task video, the index for
+    another task. Rank 0 writes the same files as the notebook: checkpoints, predictions, the metric log and the memory
+    log. The trained weights equal those of a single process up to rounding (1e-6). With the same weights, the scores
+    are equal to the bit. SIGTERM or SIGUSR1 to any rank saves the training, and all ranks exit with 75. The same
+    command continues it, also with another number of ranks.
 
     \b
     Two ranks on this machine:
@@ -172,7 +172,7 @@ def _logs(
         trained: the stage and the fold that are trained; the fold is None for a stage without folds.
         config: gives the memory limit ``mem_gb``.
         attempt: number of this attempt.
-        file: by which the starting process watches this rank; None: no process started the ranks.
+        file: the file in which this rank reports to the process that started all ranks; None: there is no such process.
     """
     if rank:
         yield NoMetrics(), file or NoObserver()

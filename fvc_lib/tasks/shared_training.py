@@ -312,7 +312,8 @@ class Training(Generic[R]):
         networks: the model first, then its controls.
         sizes: fields of the outcome: ``num_train num_validation num_test``, optionally ``num_train_samples missing``.
         finish: called on every rank after the training; makes choices, scores the test part once, and returns the
-            records and a function that writes the tables. The default is for a training that is only planned.
+            records and a function that writes the tables. The default returns no records: it suffices for a training
+            that is planned but not run.
         outputs: files that ``finish`` writes; a training is finished when its outcome and these files exist.
     """
 

@@ -121,7 +121,7 @@ class ImagePredictor(OneNetwork):
         """Return the finding on one picture: its class, numbers and probabilities.
 
         Args:
-            path: absolute path, as text for the tables.
+            path: absolute path, as tables store it (``path_to_text``).
             content: SHA-256 of the file.
             view: uint8 (3, S, S), the crop that the network sees.
             picture: called with ``path`` and ``view``; its text goes into the finding.

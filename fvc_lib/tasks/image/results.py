@@ -138,7 +138,8 @@ def _measured_rows(
         groups: group id of each picture.
         config: gives replicates, confidence and seed.
         subject: what is measured: ``all``, or ``target:NAME``.
-        unit: unit of the target; only metrics in this unit get it.
+        unit: unit of the target, such as ``kcal``. It is written for metrics in that unit, such as the mean absolute
+            error; the unit of other metrics is empty.
     """
     intervals = intervals_over_groups(
         list(measures.values()), groups,

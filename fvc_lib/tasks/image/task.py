@@ -111,7 +111,7 @@ class ImageRecords:
     """N pictures in the order of their ids.
 
     Attributes:
-        table: N rows of image_id, group_id and path, which is relative to the corpus's root, as text for the tables.
+        table: N rows with the columns ``image_id group_id path``; paths are relative to the corpus's root.
         class_indices: int64 (N,), indices into ``ImageLabels.classes``; -1 where no class is known.
         values: float64 (N, T) in the targets' units; NaN where not known.
     """
@@ -246,13 +246,13 @@ def training_view(pixels: Tensor, size: int, generator: np.random.Generator) -> 
 
 
 def _placed(length: int, crop: int, side: int, draw: float) -> slice:
-    """Return the slice of pixels that a crop takes along one axis.
+    """Return the slice of pixels that a random crop takes along one axis of a picture.
 
     Args:
-        length: number of pixels along the axis.
+        length: length of the picture along the axis, in pixels.
         crop: length of the crop in pixels.
-        side: side of the centred square in pixels; a smaller crop stays inside this square.
-        draw: position within the allowed range, in [0, 1).
+        side: side of the largest centred square of the picture, in pixels. A crop that is not longer lies inside it.
+        draw: random number in [0, 1) that chooses among the allowed positions.
     """
     crop = max(1, min(length, crop))
     first = (length - max(side, crop)) // 2 + math.floor(draw * (max(side, crop) - crop + 1))

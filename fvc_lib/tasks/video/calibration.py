@@ -92,7 +92,10 @@ class Selection:
 
 
 def settings_text(settings: Mapping[str, float]) -> str:
-    """Return settings as text, such as ``leaves 3, rounds 40``; without settings ``the only ones``."""
+    """Return settings as text, such as ``leaves 3, rounds 40``.
+
+    Without settings there was nothing to choose, and the text is ``the only ones``.
+    """
     return ", ".join(f"{name} {value:g}" for name, value in settings.items()) or "the only ones"
 
 
@@ -107,7 +110,8 @@ class RecordedSelection:
         clips: fingerprint of the fold's clips, labels and parts. Only a fold with this fingerprint accepts the record.
         weights: hex SHA-256 of the weights that the selection is for.
         openings: how often trainings in this folder opened the outer fold, this training included.
-        earlier: with how many other selections the outer fold was opened before; a damaged record counts as one.
+        earlier: how many earlier openings of the outer fold were for another selection. Above 0, the test labels may
+            have influenced the choices, and the leakage audit fails. A damaged record counts as another selection.
     """
 
     selection: Selection

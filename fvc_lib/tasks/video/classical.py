@@ -142,7 +142,8 @@ def model_of(config: RunConfig) -> ClassicalModel:
 def trained_class(config: RunConfig, source: Source, num_numbers: int = 0) -> TrainedClass:
     """Return the description of the estimator, its features and its package for the record of a training.
 
-    ``num_numbers`` is the number of floats in the fitted model, including those that fill in and scale features.
+    ``num_numbers`` is the number of floats in the fitted model. It includes the constants that replace missing features
+    and scale all features.
     """
     packages = (DETECTORS.get(config.model).packages if config.of_features == "forensic" else ()) or ("scikit-learn",)
     fitter = ", ".join(f"{name} {version(name)}" for name in packages)
@@ -254,7 +255,14 @@ def arrays_of(weights: Mapping[str, Tensor]) -> Arrays:
 
 @dataclass(frozen=True)
 class _Found:
-    """The best candidate, fitted to N rows: ``arrays``, all candidates, and held-out logits, float64 (N,)."""
+    """The result of a search over candidate settings on N training rows.
+
+    Attributes:
+        arrays: the model with the best settings, fitted to all rows.
+        best: the best settings with their loss.
+        candidates: all settings with their losses.
+        held_out: float64 (N,), the logit of each row by a model that was fitted without the row's inner fold.
+    """
 
     arrays: Arrays
     best: Candidate

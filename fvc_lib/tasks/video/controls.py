@@ -310,7 +310,7 @@ def fake_labels(frame: pl.DataFrame) -> IntArray:
 def targets_of(scored: pl.DataFrame) -> npt.NDArray[Any] | None:
     """Return the column ``target`` (N,) of ``scored``; None if it is missing or has a single value.
 
-    A target is what a video tests under some protocols, such as a held-out corpus or generator.
+    Some protocols hold out a whole corpus or generator for testing. The target names the one that a video belongs to.
     """
     return scored["target"].to_numpy() if "target" in scored.columns and scored["target"].n_unique() > 1 else None
 
@@ -324,9 +324,9 @@ def auc_within_folds(scored: pl.DataFrame, config: RunConfig) -> Interval:
     """Return the AUC within folds, with an interval over groups.
 
     Within folds means that only videos of the same fold are compared, since each fold has its own network. ``scored``
-    has the columns ``group_id label score fold``, and ``target`` under some protocols. A target is a held-out corpus or
-    generator, say, that a video tests. With several targets, the AUC is computed for every target and averaged with
-    equal weights.
+    has the columns ``group_id label score fold``, and ``target`` under protocols that hold out a whole corpus or
+    generator: the name of the one that the video belongs to. With several targets, the AUC is computed for every
+    target and averaged with equal weights.
     """
     return _interval(scored, *_auc(scored), config)
 

@@ -8,9 +8,10 @@ not fitted on these groups either.
 Plain stacking fits the weights for fold k on the out-of-fold predictions of the other folds. That leaks: the networks
 that made those had been trained on fold k's videos. Here the weights for fold k are fitted on the answers of the
 networks *of* fold k to their inner validation videos. These videos trained no network of fold k, and fold k tests none
-of their groups. But the videos are few, and they chose epoch, temperature and threshold of the same networks. So a
-network looks a little better on them than it is, most so the network with the most epochs or settings to choose from.
-Both effects can make the weights worse, and so lower the ensemble's measured result. They cannot raise it.
+of their groups. This has two drawbacks. The videos are few. And they also chose epoch, temperature and threshold of the
+same networks, so a network looks a little better on them than it is. The more epochs or settings it could choose from,
+the larger is this bias. Both drawbacks can make the weights worse, and so lower the ensemble's measured result. They
+cannot raise it.
 """
 
 import math

@@ -187,7 +187,7 @@ def frozen_trunk(network: nn.Module, config: RunConfig) -> Trunk | None:
     random weights differ between trainings. The trunk of a user's file never qualifies.
 
     Raises:
-        UsageError: mixup or cutmix is set, or a setting that applies to trained stages below the head alone.
+        UsageError: the trunk qualifies, but mixup, cutmix, or a setting on freezing stages of the trunk is set.
     """
     trunk = network.trunk if isinstance(network, Detector) else None
     if (config.tune or DETECTORS.get(config.model).tune) != "head" or not isinstance(trunk, Trunk) or not trunk.weights:

@@ -79,7 +79,7 @@ class Finding:
     """The result of judging one file.
 
     Attributes:
-        path: absolute path, as text for tables (``path_from_text``).
+        path: absolute path, as tables store it (``path_from_text`` returns the path).
         sha256: hex digest of the file's content; empty if the file could not be read.
         is_known: whether the run has a video with the same content.
         no_prediction: sentences on why a readable file has no score.
@@ -120,10 +120,9 @@ class Section(Strict):
 
     Attributes:
         ranges: codecs, and ranges of size, length and rate, of the run's videos.
-        folds: one record per fold, in the order of the folds; empty for an ensemble, or with ``final``.
-        final: the record of the network trained on all groups. It judges alone, without the folds' networks. None: the
-            folds' networks, or an ensemble, judge.
-        ensemble: how members are combined; None for a single run.
+        folds: one record per fold, in the order of the folds; empty if ``final`` or ``ensemble`` is given.
+        final: the record of the network trained on all groups, which then judges alone; else None.
+        ensemble: how the members of an ensemble are combined; None for a single run.
     """
 
     ranges: TrainingRanges

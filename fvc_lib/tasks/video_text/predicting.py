@@ -119,7 +119,7 @@ class VideoTextPredictor(OneNetwork):
         """Return the finding on one video: its caption and its nearest texts.
 
         Args:
-            path: absolute path, as text for the tables.
+            path: absolute path, as tables store it (``path_to_text``).
             content: SHA-256 of the file.
             frames: uint8 (T, 3, S, S), the clip.
             picture: called with ``path`` and ``frames``; its text goes into the finding.
