@@ -103,9 +103,11 @@ def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
     """Return the memory in use in MB, one row per sample and place (main memory or an accelerator).
 
     Columns are ``run_id stage fold attempt line seconds phase epoch batch_idx global_step place used_mb budget_mb
-    usage_percent between``. ``between`` is true in additional rows for peaks between two samples. Such a row is added
-    where the high-water mark (largest memory so far) rises above the sampled memory. It has the phase and the epoch of
-    the preceding sample.
+    usage_percent between``.
+
+    Memory may peak between two samples. The logged high-water mark (largest memory so far) shows such a peak, and an
+    additional row is then inserted for it. ``between`` is true in these rows. They have the phase and the epoch of the
+    preceding sample.
 
     ``samples`` are rows of ``queries.memory_samples``.
     """

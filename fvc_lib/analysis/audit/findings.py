@@ -117,8 +117,11 @@ def _worst_slice(audit: Audit, first: str) -> list[str]:
 def _threshold(audit: Audit, first: str) -> list[str]:
     """Return one sentence on the shares of reals and of fakes that the detector ``first`` calls fake.
 
-    The threshold is that of ``Settings.decides_at``. For the default ``best``, it is the threshold for 1 % false
-    alarms. If there are too few reals for the threshold, the sentence says so. For ``best`` the list is then empty.
+    The threshold is the one that ``Settings.decides_at`` gives or chooses. If ``decides_at`` is ``best``, the sentence
+    is about the threshold for 1 % false alarms instead.
+
+    If there are too few reals to choose the threshold, the sentence says so. With ``best``, the list is empty in this
+    case.
     """
     how = audit.settings
     point = "fpr=0.01" if how.decides_at == "best" else how.decides_at

@@ -190,9 +190,10 @@ class Audit:
         return self.coverage.filter(detector=detector)[column].item()
 
     def honest_controls(self, detector: str) -> pl.DataFrame:
-        """Return the rows of ``controls`` for ``detector`` that it must be above.
+        """Return the rows of ``controls`` that ``detector`` must be above, one row per control.
 
-        Controls without a value are left out, and so are controls on a split that leaks (``DISHONEST_CONTROLS``).
+        Controls without a value are left out. So are controls whose training and test videos share groups
+        (``DISHONEST_CONTROLS``).
         """
         is_honest = ~pl.col("source").is_in(list(DISHONEST_CONTROLS))
         return self.controls.filter(is_honest, detector=detector).drop_nulls("value")
@@ -200,8 +201,9 @@ class Audit:
     def above_controls(self, detector: str) -> bool | None:
         """Return True if ``detector`` is above every control in ``honest_controls``, and False if it is not.
 
-        Return None if it is above all of them, but a control that needs the videos (metadata or clip length) is
-        missing.
+        Return None if this cannot be decided: the detector is above all controls that have a value, but the control
+        from metadata or the one from clip length has none. These two are computed from the video files, which an audit
+        of scores may lack.
         """
         honest = self.honest_controls(detector)
         if not honest["is_above"].all():

@@ -126,8 +126,8 @@ class Dashboard:
     def choose(self, **changes: Any) -> Selection:
         """Change fields of ``selection``, redraw the panels that depend on them, and return the new selection.
 
-        ``changes`` maps fields of ``Selection`` to values. If another run is shown in detail, all its folds and the
-        default metrics of its task are selected.
+        ``changes`` maps fields of ``Selection`` to values. If the change puts another run into the detailed view, all
+        folds of this run and the default metrics of its task are selected, and every panel is redrawn.
         """
         before = self.selection.detailed
         self.selection = replace(self.selection, **changes)
@@ -161,9 +161,9 @@ class Dashboard:
     # --- Following a run at work
 
     def follow(self, *, is_on: bool) -> None:
-        """Start or stop redrawing the panels that show logs, every ``LIVE_SECONDS`` seconds.
+        """Start (``is_on``) or stop the live refresh, which redraws the panels drawn from logs as runs train.
 
-        Redrawing stops by itself when no chosen run is at work. ``is_on`` says whether to start or to stop. To start,
+        It redraws them every ``LIVE_SECONDS`` seconds, and ends by itself when no chosen run is at work. To start it,
         an asyncio event loop must be running.
         """
         if self._task is not None:

@@ -33,9 +33,11 @@ class Panel:
         name: unique name.
         at: position. Panels are shown in ascending order.
         draw: returns the content for a selection.
-        follows: fields of ``Selection`` whose change redraws the panel. A change of the run in detail always does.
+        follows: fields of ``Selection`` whose change redraws the panel. The panel is also redrawn whenever the reader
+            chooses another run to show in detail.
         is_live: whether the panel is drawn from logs, which grow while a run trains.
-        tasks: tasks of the run in detail for which the panel is shown. Empty: all.
+        tasks: the panel is shown if the run in the detailed view has one of these tasks, such as ``image``. Empty: it
+            is always shown.
     """
 
     name: str

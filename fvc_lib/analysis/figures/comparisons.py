@@ -27,14 +27,15 @@ _NAME = metric_name(_MAIN)
 
 
 def target_table(results: pl.DataFrame, prefix: str = TARGET_SCOPE) -> pl.DataFrame:
-    """Return one row per target or source in ``results`` (tables.RESULTS), the model's lowest ROC AUC first.
+    """Return a table of the results on parts of the videos, one row per part, the model's lowest ROC AUC first.
 
-    Columns are the name, ``videos groups``, the ROC AUC of the model and of each control as text with intervals, and
-    ``standing`` (whether the model is above its controls). The table is empty if there are none.
+    A part holds the videos of one target, or the videos of one source. Columns are ``target`` or ``source`` (its
+    name), ``videos groups``, one for the ROC AUC of the model and of each control (text with intervals), and
+    ``standing`` (whether the model is above its controls). Without such results the table is empty.
 
     Args:
-        results: rows of tables.RESULTS.
-        prefix: prefix of the scopes to show: ``target:``, or ``source:`` for videos within a source.
+        results: rows of tables.RESULTS. Its column ``scope`` says which videos a result is about.
+        prefix: how the ``scope`` of the parts begins: ``target:`` or ``source:``.
     """
     model = results.filter(pl.col("scope").str.starts_with(prefix), source="model", metric=_MAIN)
     rows = []
@@ -135,8 +136,9 @@ def _pairs_panel(selection: Selection) -> Shown:
 def detectors_figure(audit: Audit) -> go.Figure:
     """Return a figure of the ROC AUC of every detector, and of the controls (simple predictors), with intervals.
 
-    A detector is hollow if it is not shown to be above its controls. A control is hollow if its split leaks. Controls
-    are drawn as they were measured next to the first detector.
+    The point of a detector is hollow if it is not shown to be above its controls. The point of a control is hollow if
+    its training and test videos share groups. Controls have the values that ``Audit.controls`` holds for the first
+    detector, the one with the highest ROC AUC.
     """
     first = audit.detectors[0]
     rows = []

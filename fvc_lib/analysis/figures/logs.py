@@ -74,9 +74,11 @@ _EVENT_STYLES = {
 
 
 def phase_peaks_figure(findings: MemoryFindings) -> go.Figure:
-    """Return a figure of the peak memory in MB of each stage and phase (such as training), one row each.
+    """Return a figure of the peak memory in MB, one row per stage, phase and place.
 
-    The point is the maximum over the folds. A line reaches from the smallest peak of a fold to the largest.
+    A stage is the part of a run that one notebook does. A phase is a part of a stage, such as training or validation.
+    A place is main memory or an accelerator. The point is the maximum over the folds. A line reaches from the smallest
+    peak of a fold to the largest.
     """
     if findings.peaks.is_empty():
         return theme.nothing_to_show("Memory by phase", "No memory samples are recorded.")

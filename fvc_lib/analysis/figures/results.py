@@ -124,8 +124,8 @@ def controls_figure(
     Args:
         results: rows of ``tables.RESULTS``.
         confidence: coverage of their intervals, for the subtitle.
-        verdict: whether the model is above its controls. Its sentence is the title. None: the verdict is computed from
-            ``results`` alone.
+        verdict: the run's verdict, which gives the title: a sentence on whether the model is above its controls. None:
+            the verdict is computed from ``results`` alone.
     """
     scores = [score for score in headline.overall_scores(results) if score.value is not None]
     if not scores:

@@ -30,17 +30,19 @@ _MOST_POINTS = 800  # test images that are drawn for a target
 
 
 def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> pl.DataFrame:
-    """Return one row per metric of ``subjects``, with the values of the model and of its controls.
+    """Return a table of the metrics of the model and its controls, one row per subject and metric.
+
+    A subject is what a metric is about, such as ``captions``, or ``target:calories`` for one predicted number.
 
     Args:
         results: rows of TASK_RESULTS.
-        subjects: values of the column ``subject``, such as ``all`` or ``captions``. A value that ends in ``:`` stands
-            for all subjects that begin with it, such as ``target:`` for all targets.
+        subjects: the subjects to show. One that ends in ``:`` stands for all subjects that begin with it, such as
+            ``target:`` for all targets.
 
     Returns:
         The columns ``of metric unit better Model``, one column per control, and ``num_samples num_groups``. ``of`` is
-        the readable subject, and ``better`` is ``higher`` or ``lower``. Values are text with intervals. Null means that
-        a control has no value for the metric.
+        the readable name of the subject, and ``better`` is ``higher`` or ``lower``. Values are text with intervals.
+        Null means that a control has no value for the metric.
     """
     rows = pl.concat([results.clear(), *(results.filter(_about(subject)) for subject in subjects)])
     texts = [_value_text(row) for row in rows.iter_rows(named=True)]

@@ -49,11 +49,12 @@ def write_video_page(path: Path, row: Mapping[str, Any], known: Known, *, stamp:
         path: path of the page.
         row: the row of VERDICTS of the video, which must have a score.
         known: scores of videos with known labels, drawn next to that of the video.
-        stamp: text that identifies the content, for ``page.stamp_of``.
+        stamp: digest of the content. It is stored in the page, so that an unchanged page need not be made again.
         parts: further values for the template ``video.html``. ``frames`` comes from ``frame_pictures``. ``over_time``
             and ``heat_map`` come from the functions of these names. The others are ``evidence`` (the evidence on the
-            file), ``prior`` (assumed share of fakes, as text), ``standing`` and ``limits`` (about the model), and
-            ``overview`` (address of the page of all verdicts).
+            file), ``prior`` (assumed share of fakes, as text), ``standing`` (a warning that verdicts are withheld, or
+            empty), ``limits`` (sentences on the limits of the model and its verdicts), and ``overview`` (address of
+            the page of all verdicts).
 
     Raises:
         OSError: the page cannot be written.
@@ -187,7 +188,7 @@ def write_predictions_page(
         path: path of the page.
         title: title of the page, plain text.
         answer: a sentence with the number of files.
-        worth: sentences of ``headline.worth_of`` and further limits.
+        worth: sentences on how far the predictions can be trusted, such as those of ``headline.worth_of``.
         cards: cards of the first ``MOST_CARDS`` files that were read.
         num_read: number of files that were read.
         failures: path and reason of each file that was not read. The first ``MOST_CARDS`` are shown.

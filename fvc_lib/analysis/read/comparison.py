@@ -106,7 +106,8 @@ class JudgedRun:
     def detector(self) -> str:
         """A SHA-256 digest that identifies the detector. It is equal for runs that differ in their seeds alone.
 
-        For a file that the user supplied (model, weights, crop), the digest that the training recorded is used.
+        A model, weights or crop may come from a file of the user, which may have changed since. The digest of its
+        content is therefore the one that the training recorded.
         """
         if is_ensemble(self.run.root):
             return sha256_of_json({**read_json_object(self.run.root / ENSEMBLE_RECORD), "name": ""})
@@ -313,8 +314,9 @@ class PairComparison:
         second: name of the second detector or run.
         difference: the difference with its interval over groups.
         holm_p_value: p-value, adjusted for all pairs of the comparison by Holm's method.
-        is_shown: whether ``holm_p_value`` is at most 1 - confidence, and no other reason forbids the claim. Such
-            reasons are a trial (a run on part of its corpus), or that the better detector is not above its controls.
+        is_shown: whether the difference counts as shown. For this, ``holm_p_value`` must be at most 1 - confidence. It
+            never counts if a run is a trial (on part of its corpus), or if the better detector is barred, such as for
+            not being above its controls.
         finding: the result as a sentence.
     """
 

@@ -1,7 +1,8 @@
 """The headline of a run: its main score, the scores of its controls, and whether the main score is above them.
 
-A control is a simple predictor that a detector must beat, such as metadata alone. A floor is a control that tells two
-sources of real videos apart: it shows how far a score may come from recognising sources.
+A control is a simple predictor that a detector must beat, such as one that sees metadata alone. A floor is a control of
+another kind: the ROC AUC of telling two sources of real videos apart. If it is high, the detector may recognise where
+videos come from instead of fakes.
 """
 
 import os
@@ -328,8 +329,8 @@ def run_cautions(run: RunPaths) -> tuple[str, ...]:
     """Return sentences on the limits of a run that belong next to any of its numbers, the worst first.
 
     They are about a trial (a run on part of its corpus), damaged files, failed leakage checks, leaks of the official
-    split, folds trained by different code, and parameters. The verdict against the controls is not included. It is in
-    ``run_headline``.
+    split, folds trained by different code, and parameters that limit what scores show, such as shuffled labels. The
+    verdict against the controls is not included. It is in ``run_headline``.
     """
     parameters = run_parameters(run)
     audit = [f"The leakage audit did not pass: {clean_text(finding)}" for finding in audit_failures(run)]
@@ -369,7 +370,8 @@ def trial_caution(parameters: Mapping[str, object]) -> str:
 def interval_cautions(value: float | None, low: float | None, high: float | None) -> tuple[str, ...]:
     """Return one sentence on an interval that must not be taken literally, else an empty tuple.
 
-    Such an interval has no width, or has ``value`` as an end, which means that no mistake was seen.
+    There are two such cases: the interval has no width, or ``value`` is one of its ends. In the second case the
+    sentence says that no mistake was seen, and that the interval is a one-sided bound.
 
     Args:
         value: a score. None: undefined.
@@ -429,9 +431,10 @@ def protocol_cautions(parameters: Mapping[str, object], results: pl.DataFrame, m
 
 
 def across_sources(results: pl.DataFrame) -> tuple[str, ...]:
-    """Return a sentence that compares scores within the corpus and across its sources; empty if there are none.
+    """Return one sentence on scores within the corpus and across its sources, of the model and of metadata alone.
 
-    ``results`` holds rows of RESULTS.
+    A score is across sources if no network was trained on videos of the source that it was tested on. It is the score
+    to expect on videos of new sources. Without such scores the tuple is empty. ``results`` holds rows of RESULTS.
     """
     texts = {}
     for scope in ("all", ACROSS_SOURCES):
@@ -649,9 +652,11 @@ def worth_of(run: RunPaths) -> tuple[str, ...]:
 
 
 def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[str]:
-    """Return sentences on how well the model tells two sources of reals apart, and on its margin over that score.
+    """Return sentences on how well two sources of reals can be told apart, and how far the model is above that.
 
-    A model that does so may recognise where videos come from instead of fakes.
+    Two floors are reported, if they were computed: how well the scores of the model tell the sources apart, and how
+    well the same detector does when it is trained to do so. A model with a high floor may recognise where videos come
+    from instead of fakes.
 
     Args:
         scores: the scores of the model and its controls.
@@ -673,7 +678,8 @@ def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[s
 def what_to_do(control: Score) -> str:
     """Return advice on data and parameters for a model that is not above ``control``. Empty if there is no advice.
 
-    If the control's interval reaches down to chance, the advice says that other videos would not help.
+    Usually the advice is to use videos on which the control does worse. A control whose interval reaches down to chance
+    is not shown to be better than guessing. The advice then says that other videos would not help.
     """
     if control.source in _REMEDIES and control.low is not None and control.low <= CHANCE_AUC:
         return (

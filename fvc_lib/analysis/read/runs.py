@@ -100,9 +100,13 @@ def run_status(run: RunPaths) -> dict[str, Any]:
 def earlier_attempt(run: RunPaths, table: Path) -> str:
     """Return text that says why ``table`` may be outdated. It names the attempt (start of a stage) that wrote it.
 
-    The text is empty if the table is up to date or missing. If the stage that writes the table is done, the table
-    is outdated after a later failure of the run. Otherwise it is outdated if it is older than the stage's last start.
-    In a copied folder, file times may be wrong, so an up-to-date table may count as outdated.
+    The text is empty if the table is up to date or missing. There are two cases:
+
+    - The stage that writes the table is done. The table counts as outdated if the run has failed since.
+    - The stage is not done. The table counts as outdated if it is older than the stage's last start, or if the stage
+      has yet to start again.
+
+    The times of files in a copied folder may be wrong. An up-to-date table may then count as outdated.
     """
     status = run_status(run)
     key = next((stage.name for stage in STAGES if table in stage.outputs(run, None)), "")
@@ -180,9 +184,9 @@ def model_name(parameters: Mapping[str, object]) -> str | None:
 
 
 def ensemble_text(run: RunPaths) -> str:
-    """Return how an ensemble combines which detectors, as text such as ``mean of frame_cnn + r2plus1d_small``.
+    """Return the method and the detectors of an ensemble as text, such as ``mean of frame_cnn + r2plus1d_small``.
 
-    The text is empty if ``run`` is a single run.
+    The method says how the scores of the detectors are combined. The text is empty if ``run`` is a single run.
     """
     record = read_json_object(run.root / ENSEMBLE_RECORD)
     names = record.get("detectors")
@@ -243,8 +247,8 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
     """Return three texts for each run, to tell runs apart in a list: ``(corpus, detector, differences)``.
 
     ``corpus`` is a name with the first six digits of the fingerprint. ``detector`` is the network, with the protocol if
-    it is not ``kfold``. ``differences`` is the trial, if the run is one, and at most ``_MOST_MARKS`` parameters that
-    differ from those of the first of ``runs`` with the same task.
+    it is not ``kfold``. ``differences`` lists at most ``_MOST_MARKS`` parameters that differ from those of the first of
+    ``runs`` with the same task. For a trial (a run on part of its corpus) it begins with ``trial_text``.
     """
     firsts: dict[str, Mapping[str, object]] = {}
     marks = []
