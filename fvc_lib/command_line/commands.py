@@ -240,7 +240,7 @@ _MEASURED_ON = {"tiles": "tiles of single frames", "pairs": "neighbouring frames
     help="As of a run, such as label_map 1=fake,0=real, allow_outside true or num_folds 3. Repeatable.",
 )  # fmt: skip
 def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...]) -> None:
-    """List the public corpora that -p corpus reads as they unpack, with their terms and where to get them.
+    """List the public corpora that -p corpus reads without conversion, with their terms and where to get them.
 
     PATH is a folder, a manifest (a table of videos) or a pattern of tars. With PATH the command shows which layout of
     files it recognises. It counts the groups, and the videos by corpus, label, generator, manipulation, source of the
@@ -327,11 +327,12 @@ def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str
     python run_notebooks.py predict models:/news@champion video.mp4                  which predict reads
 
     --register makes a bundle of the run, as export does, and registers it as a version of the model NAME (a pyfunc
-    model). ALIAS then points at this version. A bundle with the same content makes no second version. The option is for
-    one finished run, of any task.
+    model). ALIAS then points at this version. If the registry has a version with the same content, no new version is
+    made. The option is for one finished run, of any task.
 
-    User and password of a server belong into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. In URI the list of
-    processes would show them. FVC_TRACKER=mlflow exports each run when it ends.
+    Set user and password of a server in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. Do not put them into
+    --tracking-uri: other users of this machine could read them in the list of processes. With FVC_TRACKER=mlflow every
+    run is exported when it ends.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.analysis.mlflow import model_and_alias
 
@@ -415,9 +416,10 @@ _Part = tuple[
 def clean(yes: bool, days: float, models: bool, runs_dir: Path | None) -> None:
     """Show how many MB each run and cache can free; with --yes delete these files.
 
-    Caches hold clips, re-encoded videos, features and measurements. They stay while a run is at work or waits. Of
-    finished runs, files of superseded attempts go, except their best models and records. With --models all trained
-    weights go, too. Tables, metrics and reports stay. Unfinished runs stay as they are. No link is followed.
+    From caches, clips, re-encoded videos, features and measurements are deleted. While any run is at work or waits,
+    nothing is deleted from caches. From finished runs, files of attempts that a later attempt replaced are deleted,
+    except their best models and records. With --models all trained weights of finished runs are deleted, too. Tables,
+    metrics, reports and all files of unfinished runs stay. No link is followed.
 
     \b
     python run_notebooks.py clean                        what would go

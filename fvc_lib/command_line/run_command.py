@@ -227,9 +227,10 @@ class RunCommand:
         return begin_run(self.config, command=self._command, prepare=prepare, state=state, submits=self._submits)
 
     def _describe(self, plan: Sequence[PlannedTask]) -> None:
-        """Print which trainings of ``plan`` do not run again although their code has changed.
+        """Print which finished trainings of ``plan`` do not run again although their code has changed.
 
-        Also print the number that replaced ``num_ranks auto``, if it was replaced.
+        If ``num_ranks`` (processes per training) is ``auto``, the number that was chosen for this machine is printed,
+        too.
         """
         finished = [planned.task for planned in plan if planned.only_if_changed or not planned.run]
         of = self.run or self.ancestor
@@ -292,9 +293,9 @@ class RunCommand:
         return self.plan()
 
     def _run(self, run: RunPaths, plan: Callable[[], list[PlannedTask]]) -> int:
-        """Run the tasks of ``run`` on this machine, and write the report.
+        """Run the tasks of ``run`` on this machine, then write the report.
 
-        The report is written only if the tasks succeeded, and no other job has to work on the run.
+        If a task fails, no report is written. If several jobs share the run, only the last job writes the report.
 
         Args:
             run: the run.

@@ -34,11 +34,11 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path) -> None:
 
     \b
     python run_notebooks.py shard latest 03 0/4        the first of four
-    python run_notebooks.py --resume latest            all tables, whatever shards were done
+    python run_notebooks.py --resume latest            then the notebooks, which also do what shards left
 
-    STAGE is 01 (probes the files), 03 (decodes them), 03b (measures them), or 04. Stage 04 has shards only if a frozen
-    trunk (the pretrained part of a network) sees the clips. Its shards compute the trunk's features. On one machine you
-    need no shards, because the notebooks use all cores.
+    STAGE is 01 (reads length, size and codec of the files), 03 (decodes them), 03b (measures forensic features), or 04
+    (computes features of clips with a network's frozen trunk, the pretrained part that is not trained). Stage 04 has
+    shards only if the model has such a trunk. On one machine you need no shards, because the notebooks use all cores.
 
     Name or content of a file decides its shard, so a file is in the same shard on every machine. Results go into the
     cache, which the notebook reads first. Shards may run at the same time, on any number of machines that share the

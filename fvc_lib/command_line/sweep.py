@@ -148,7 +148,7 @@ def combinations(
 def compare(members: Sequence[Combination]) -> int:
     """Execute the notebook that compares the runs of ``members``, and write its page and the list of all runs.
 
-    Combinations without a run are listed in the comparison with their exit codes.
+    A combination whose run could not be created is listed with the exit code of the command that failed.
 
     Returns:
         The exit code: 1 if the notebook fails, else 0.

@@ -2,12 +2,12 @@
 
 A source text depends on every module that it names, and on the modules that those modules name, recursively. A name in
 a string counts, because child processes are started as ``"fvc_lib.video.clips.making:make_original"``. A package
-followed by ``.*`` stands for all its modules; registries name their folders this way. Imports in this project are
-absolute.
+followed by ``.*``, also in a comment, stands for all its modules. The source of a registry names its folder this way,
+because the registry imports every file there. Imports in this project are absolute.
 
 Every training records the versions of the code that trained it, with digests of their functions, in ``code.json`` of
-its checkpoint folder. Digests of functions leave out docstrings and comments. A change of library code does not repeat
-a training. A change of the user's network file or of a notebook cell does.
+its checkpoint folder. Digests of functions leave out docstrings and comments. A finished training does not run again
+when only library code has changed. It runs again when the user's network file or a notebook cell has changed.
 """
 
 import ast
@@ -84,9 +84,10 @@ def functions_of_module(module: str) -> dict[str, str]:
 
 @cache
 def _functions_at(path: Path, _digest: str) -> dict[str, str]:
-    """Return ``functions_in`` of the file at ``path``.
+    """Return a digest of each function and method in the file at ``path``, as ``functions_in`` does.
 
-    ``_digest`` is the digest of its content. It only makes the cache forget a file that has changed.
+    ``_digest`` is the digest of the file's content. The function does not use it, but results are cached by both
+    arguments, so a changed file is read again.
     """
     return functions_in(path.read_text(encoding="utf-8"))
 
@@ -138,7 +139,7 @@ _IMPORT = re.compile(rf"\bfrom[\s\\]+(?P<module>{_NAME})[\s\\]+import\b[ \t\\\n]
 def names_in(source: str) -> frozenset[str]:
     """Return every dotted name in the text ``source`` that begins with ``fvc_lib``.
 
-    An import of a name from a module gives the module, and the module followed by the name. Regular expressions find
+    The statement ``from MODULE import NAME`` gives two names: ``MODULE`` and ``MODULE.NAME``. Regular expressions find
     the names ten times as fast as a parser.
     """
     names = set(re.findall(_NAME, source))
@@ -179,9 +180,10 @@ def _files(package: Path) -> dict[str, Path]:
 
 @cache
 def _names_at(path: Path, _digest: str) -> frozenset[str]:
-    """Return ``names_in`` of the file at ``path``.
+    """Return the dotted names in the file at ``path`` that begin with ``fvc_lib``, as ``names_in`` does.
 
-    ``_digest`` is the digest of its content. It only makes the cache forget a file that has changed.
+    ``_digest`` is the digest of the file's content. The function does not use it, but results are cached by both
+    arguments, so a changed file is read again.
     """
     return names_in(path.read_text(encoding="utf-8", errors="replace"))
 

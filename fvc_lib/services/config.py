@@ -1,8 +1,10 @@
 """The validated configuration of a run.
 
-Field names are the parameter names of notebooks, so a value means the same in ``params/*.yaml``, after ``-p`` and in a
-parameters cell. A field's declaration (``field``) has its default, its meaning, the tasks and stages that read it, and
-what its value may change. Hashes, checkpoint bindings, resume and forks are derived from the declarations.
+A parameter has the same name and meaning in a file ``params/*.yaml``, in the option ``-p NAME VALUE`` of a command,
+and in the parameters cell of a notebook. The function ``field`` declares a field with its default, its meaning, and the
+tasks and stages that read it. It also declares what the value may change, such as the trained weights.
+The code derives several decisions from this. They are the hash of a run, the checkpoints that fit a configuration,
+and the values with which a run may be resumed or forked (copied into a new run with other values).
 """
 
 from collections.abc import Iterable, Mapping, Set
@@ -383,9 +385,9 @@ class RunConfig(BaseModel):
     def values_read_by(self, stage: Stage, offered: Iterable[str] = ()) -> dict[str, Any]:
         """Return the values on which the result of ``stage`` depends, by field name.
 
-        A field is included if it can change results, and is either declared for the stage or in ``offered``. Fields
-        that hold a path are left out. For a stage that trains, all fields that change the trained weights are then
-        added, also those that hold a path.
+        The dict has every field that can change results, holds no path, and is read by the stage. A stage reads the
+        fields that are declared for it and the fields in ``offered``. A stage that trains also has all fields that
+        change the trained weights, with or without a path.
 
         Args:
             stage: the stage (one notebook of a run).
@@ -398,7 +400,8 @@ class RunConfig(BaseModel):
     def _identities(self, names: Set[str]) -> dict[str, Any]:
         """Return the JSON values that hashes use (``identity``) for the fields in ``names``, by field name.
 
-        Fields that the task does not read, and fields with their neutral value, are left out.
+        Fields that the task does not read are left out. A field with its neutral value is left out, too: with it a run
+        gives the same results as before the library had the field. So new fields do not change hashes of earlier runs.
         """
         values = self.relevant()
         return {

@@ -60,9 +60,9 @@ def field(
             ``resume``.
         description: the meaning in one line.
         tasks: names of the tasks that read the field.
-        stages: names of the stages of task video whose results depend on the field. If ``changes`` is ``data``, stage
-            01 (data index) is added. If it is ``weights``, the stages that train need not be named. If it is
-            ``results``, all stages must be named; empty then means stage 05 (results of all folds).
+        stages: names of the stages of task video whose results depend on the field. Some stages need not be named:
+            stage 01 (data index) if ``changes`` is ``data``, and the stages that train if it is ``weights``. If it is
+            ``results`` and no stage is named, stage 05 (results of all folds) is used.
         options: further attributes of ``Declaration``, and options of pydantic's ``Field`` such as ``ge=0``.
     """
     usual = (*stages, DATA_INDEX) if changes == "data" else tuple(stages)
@@ -98,7 +98,10 @@ AUTO_RANKS = 0  # stands for ``num_ranks auto`` until a run is made; the run the
 
 
 def number_or_auto(value: Any) -> Any:
-    """Return ``AUTO_RANKS`` if ``value`` is the text ``auto``, else ``value`` unchanged."""
+    """Return 0 (``AUTO_RANKS``) if ``value`` is the text ``auto``, else ``value`` unchanged.
+
+    It converts the field ``num_ranks``, the number of processes of a training. The number for ``auto`` is chosen later.
+    """
     return AUTO_RANKS if value == "auto" else value
 
 

@@ -70,9 +70,10 @@ class Suspects:
     in_hand: Callable[[list[str]], None] | None = None
 
     def read(self, records: Path) -> None:
-        """Set ``alone`` and ``given_up`` to the entries of all JSON files in the folder ``records``.
+        """Read the suspects that earlier processes recorded, and replace ``alone`` and ``given_up`` by them.
 
-        A shard (a job that does a part of a stage's work) has written each file.
+        ``records`` is a folder with JSON files. Each of them lists the suspects of one shard (a job that does a part of
+        a stage's work). A missing folder or an unreadable file adds nothing.
         """
         self.alone.clear()
         self.given_up.clear()

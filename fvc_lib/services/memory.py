@@ -313,8 +313,15 @@ class MemoryObserver(Protocol):
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
         """Record an event; ``message`` is a sentence, ``details`` are values by name.
 
-        ``kind`` is ``device``, ``preflight``, ``out_of_memory``, ``micro_batch`` (its size changed), ``step_restored``,
-        ``near_limit``, ``nonfinite`` or ``loader_restarted``.
+        ``kind`` is one of these words:
+        ``device``: the device of the training was chosen.
+        ``preflight``: the memory of one step was measured.
+        ``out_of_memory``: memory ran out.
+        ``micro_batch``: the number of samples that are computed at once was changed.
+        ``step_restored``: memory ran out in an optimizer step, and training went back to the last checkpoint.
+        ``near_limit``: nearly all memory is in use.
+        ``nonfinite``: a loss, gradient or evaluation had NaN or infinity.
+        ``loader_restarted``: the processes that load data were started again.
         """
         return
 

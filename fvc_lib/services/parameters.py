@@ -1,4 +1,6 @@
-"""Merge defaults, params files, environment and command line into one ``RunConfig``, and read that of an existing run.
+"""Make the configuration of a run (``RunConfig``) from defaults, params files, environment and command line.
+
+The configuration of an existing run is read from its file ``params.yaml``.
 
 Precedence: defaults < params file < environment < command line. Errors name the field and the remedy.
 """

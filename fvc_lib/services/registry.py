@@ -458,7 +458,8 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
     def declared_in(self, name: str) -> list[str]:
         """Return the dotted names of the modules that register ``name``.
 
-        A probe has the name of its trunk after a colon. The modules of the trunk are added.
+        The name of a probe, a classifier on the features of a frozen network (the trunk), is ``probe:TRUNK``. For a
+        probe the modules that register its trunk are added.
         """
         ours = super().declared_in(name)
         trunk = name.partition(":")[2]
@@ -467,8 +468,8 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
     def of_features(self, name: str) -> str:
         """Return the kind of features that the model ``name`` takes as input (``DetectorSpec.of_features``).
 
-        It is ``forensic`` or ``embedding`` for a classical model. It is empty for a network, whose file is not
-        imported.
+        The text is ``forensic`` or ``embedding`` for a classical model, and empty for a network. The file of a network
+        is not imported.
         """
         ours = self.declared_in(name)
         on_features = {f"{self._folder}.classical", f"{self._folder}.probe"}

@@ -1,4 +1,6 @@
-"""Define the paths of a run's files, create and find the folders of runs and ensembles, and expand tar patterns.
+"""Define the paths of a run's files, create and find the folders of runs and ensembles, and find the tars of a corpus.
+
+A corpus may be a pattern of tar files, such as ``shards/{000..099}.tar``.
 
 A run trains and tests the networks of one task, stage by stage (a stage is the work of one notebook). An ensemble
 combines the scores of several finished runs.
@@ -175,10 +177,10 @@ def stage_key(stage: str, fold: int | None = None) -> str:
 
 
 def refuse_runs_folder(runs_dir: AnyPath, experiment: str) -> Path:
-    """Check that ``new_run`` can create runs in ``runs_dir/experiment``.
+    """Check that ``new_run`` can create runs in ``runs_dir/experiment``; nothing is created.
 
     Returns:
-        The deepest folder of this path that exists.
+        The deepest folder of this path that exists; the missing folders would be created in it.
 
     Raises:
         UsageError: ``experiment`` is not a single folder name, or a part of the path is a file or a broken link.
@@ -267,8 +269,8 @@ def list_ensembles(runs_dir: AnyPath, experiment: str = "*") -> list[RunPaths]:
 def find_run_or_ensemble(runs_dir: AnyPath, name: str) -> RunPaths:
     """Return the ensemble or run called ``name`` under ``runs_dir``.
 
-    An ensemble is found by the path of its folder, or by any part of its folder's name, if that part contains the word
-    ``ensemble`` and occurs in no other ensemble's name. Any other ``name`` is passed to ``find_run``.
+    For an ensemble, ``name`` is the path of its folder or a part of the folder's name. The part must contain the word
+    ``ensemble``, and must not occur in the name of another ensemble. Any other ``name`` is passed to ``find_run``.
 
     Raises:
         UsageError: no ensemble or run fits, or several do.

@@ -161,12 +161,15 @@ WARN_PERCENT = 90.0
 class MemorySampler(_Closing):
     """Write memory samples to ``path`` from a thread, once per interval and at every change of phase.
 
-    A phase is a part of the stage, such as ``train``. Lines with device ``cpu`` describe this process. Their
-    ``allocated_mb`` includes child processes (``ProcessTree``), ``rss_mb`` does not, and ``total_memory_mb`` is the
-    budget. ``max_allocated_mb`` is the largest ``allocated_mb`` since the phase began. It includes the kernel's peak,
-    which is reset at every change of phase (``reset_high_water``, 0.15 ms). An accelerator has separate lines. MB are
-    1e6 bytes. ``timestamp`` is in seconds since 1970 and may be set back; ``elapsed_seconds`` is monotonic.
+    A phase is a part of the stage, such as ``train``. A sample has one line with device ``cpu`` for this process, and
+    one line per accelerator. The line for ``cpu`` has these fields, where 1 MB is 1e6 bytes:
+    ``allocated_mb``: memory of this process and its child processes (``ProcessTree``).
+    ``rss_mb``: resident memory of this process alone.
+    ``total_memory_mb``: the memory budget.
+    ``max_allocated_mb``: the peak since the phase began. It is the largest ``allocated_mb`` of the samples, or the peak
+    that the kernel measured for this process between samples, if that is larger.
 
+    ``timestamp`` is in seconds since 1970, and goes back if the clock is set back. ``elapsed_seconds`` is monotonic.
     A full disk does not end the stage: lines are lost as in ``JsonLines``. After ``close`` nothing is written.
 
     Args:

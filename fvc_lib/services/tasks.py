@@ -57,8 +57,8 @@ class Stage:
             stages. The stage is finished when they exist and fit their schemas, and its inputs, parameters and code are
             unchanged.
         per_fold: whether the stage runs once per outer fold.
-        sharded: function of a configuration; returns whether several jobs (shards) may compute the stage's results for
-            files or clips in advance. They store these results in caches.
+        sharded: function of a configuration; returns whether the stage has shards. Shards are jobs that divide the
+            stage's files or clips among them. They store results in caches before the notebook runs.
         trains: whether the stage trains: it uses ranks (processes) and GPUs, and writes checkpoints.
         tasks: names of the tasks whose runs have this stage.
         schemas: names of schemas in ``services.tables``, one per output in order; empty: the outputs are no tables.
@@ -66,9 +66,10 @@ class Stage:
         beside: function with the same arguments as ``inputs``; returns the paths of further output files, which not
             every run has. The stage's record lists them. Before the stage is repeated, they are moved away.
         when: function of a configuration (``RunConfig``); returns whether the run has this stage.
-        when_words: end of a sentence that says which runs have the stage; empty: all runs of its tasks.
-        needs_when: names of further stages that must finish before this one. The function under a name takes a
-            configuration, and returns whether this stage reads the results of that stage.
+        when_words: the condition ``when`` in words for messages, such as ``whose model sees clips``; empty: all runs of
+            ``tasks`` have the stage.
+        needs_when: functions by the names of further stages that must finish before this one. A function takes a
+            configuration, and returns whether this stage reads the results of the named stage.
     """
 
     name: str
@@ -155,7 +156,11 @@ def _is_forensic(config: Any) -> bool:
 
 
 def _has_videos(config: Any) -> bool:
-    """Return whether a run with ``config`` reads videos of the user, so that shards can process them in advance."""
+    """Return whether a run with ``config`` reads video files of the user.
+
+    False for the built-in sample, and for a corpus of which only the label tables are read. Only a stage that reads
+    such files can be divided into shards (jobs that process a share of the files).
+    """
     return bool(config.corpus) and not config.annotations_only
 
 

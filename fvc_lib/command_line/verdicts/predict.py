@@ -100,14 +100,15 @@ def predict(
     python run_notebooks.py predict bundle_run_1 list.csv --fpr 0.01 --prior 0.001
     find ~/inbox -name '*.mp4' | python run_notebooks.py predict latest -
 
-    A video is called fake only if, at its score, at most the stated share of the run's reals would be called fake. The
-    rule for real is the same with the run's fakes. Otherwise the video is undecided. All videos are undecided if the
-    run is not shown to be above its controls (models that can use only shortcuts). A video that is unlike the run's
-    videos in codec, size, length or rate is undecided, too. A video of the run gets its stored out-of-fold score. A
-    near-duplicate of a video of the run is marked as such and gets no prediction.
+    A video is called fake if its score is so high that at most a stated share of the run's real videos score as high:
+    --fpr, or without it --error-rate. It is called real if its score is so low that at most the share --error-rate of
+    the run's fakes score as low. Otherwise the video is undecided. All videos are undecided if the run is not shown to
+    be above its controls (models that can use only shortcuts). A video that is unlike the run's videos in codec, size,
+    length or rate is undecided, too. A video of the run gets its stored out-of-fold score. A near-duplicate of a video
+    of the run is marked as such and gets no prediction.
 
     With --final the network that the run trained on all groups judges new videos (-p train_final true trains it). With
-    five folds it takes a fifth of the time. The folds' out-of-fold scores still decide when to answer.
+    five folds it takes a fifth of the time. The limits for fake and real still come from the folds' out-of-fold scores.
 
     The command writes verdicts.csv, verdicts.jsonl, verdicts.html (opens offline), and the executed notebook
     30_verdicts. In videos/ is a page with evidence for each judged video (--pages); for it the video is decoded again.
@@ -244,11 +245,11 @@ def _submit(
 
     Args:
         stage_name: name of the jobs.
-        files: as in ``_folder_taken``.
-        folder: as in ``_folder_taken``.
-        written: as in ``_folder_taken``.
+        files: absolute paths of the files to judge.
+        folder: the folder for everything that is written.
+        written: names of the files with answers in ``folder``; those of an earlier call are deleted.
         command: arguments of run_notebooks.py by which a job begins or continues the work.
-        note: as in ``_folder_taken``.
+        note: lines to print, which say which model is asked, and how to go on after a stop.
         is_dry: True: only print the jobs' scripts, and write nothing.
     """
     site = read_site()

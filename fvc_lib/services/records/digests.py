@@ -1,9 +1,9 @@
 """Check the files of a run by their SHA-256, because a file with a flipped bit can often still be read.
 
 The record of a finished stage (``checkpoints/stage_*.json``) lists size and SHA-256 of every file that the stage wrote
-and a later command reads. ``run.json`` has the digest of ``params.yaml``. Records, checkpoints, bundles and cached
-files contain a digest of their own content. ``undamaged_file`` checks one file before it is read; ``run_damage``
-checks all files of a run.
+and a later command reads. ``run.json`` has the digest of ``params.yaml``. Records, checkpoints, cached files and
+bundles (folders with exported models) contain a digest of their own content. ``undamaged_file`` checks one file before
+it is read; ``run_damage`` checks all files of a run.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class FoldRule(_Strict):
         threshold: a video with this score or a higher one counts as fake.
         base_rate: share of fakes among all videos for which the scores are calibrated probabilities; None: unknown.
         num_videos: number of videos to which the weights were fitted (stacking); 0 for a mean.
-        num_groups: number of groups of these videos; 0 for a mean.
+        num_groups: number of groups in these videos (a group is a set of related videos); 0 for a mean.
     """
 
     weights: Annotated[list[_Number], Field(min_length=1)]
