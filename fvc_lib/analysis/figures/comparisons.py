@@ -59,7 +59,7 @@ def levels_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figu
 
     Args:
         results: rows of ``tables.ROBUSTNESS_RESULTS``.
-        confidence: coverage of their intervals, for the subtitle.
+        confidence: coverage of the recorded intervals, which the subtitle states.
     """
     known = results.filter(metric=_MAIN).drop_nulls("value").to_dicts()
     if len(known) < 2:

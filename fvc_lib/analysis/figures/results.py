@@ -123,7 +123,7 @@ def controls_figure(
 
     Args:
         results: rows of ``tables.RESULTS``.
-        confidence: coverage of their intervals, for the subtitle.
+        confidence: coverage of the recorded intervals, which the subtitle states.
         verdict: the run's verdict, which gives the title: a sentence on whether the model is above its controls. None:
             the verdict is computed from ``results`` alone.
     """
@@ -180,7 +180,7 @@ def slices_figure(slices: pl.DataFrame, *, confidence: float = 0.95) -> go.Figur
 
     Args:
         slices: rows of ``tables.SLICES``.
-        confidence: coverage of their intervals, for the subtitle.
+        confidence: coverage of the recorded intervals, which the subtitle states.
     """
     name = metric_name(_MAIN)
     rows = slices.filter(metric=_MAIN).sort("slice_by", -pl.col("num_videos"), "value")

@@ -131,9 +131,10 @@ class HtmlTable(Displayed):
 
 
 def _unit_of(name: str) -> tuple[str, str, Callable[[float], str]]:
-    """Return the entry of ``_BY_SUFFIX`` for the column ``name``: ``(suffix, unit for the heading, function)``.
+    """Return ``(suffix, unit for the heading, function)`` of the column ``name``, from ``_BY_SUFFIX``.
 
-    The function formats a value as text. Metrics and unknown suffixes give ``("", "", str)``.
+    The suffix of a column name tells the unit. The function formats a value as text. Metrics and names without a known
+    suffix give ``("", "", str)``.
     """
     units = () if declaration(name) else _BY_SUFFIX
     return next((unit for unit in units if name.endswith(unit[0])), ("", "", str))

@@ -231,8 +231,8 @@ def memory_events(runs: Sequence[RunPaths]) -> Answer:
 
     Columns are ``run_id stage fold attempt seconds line phase epoch batch_idx global_step kind message details``, then
     values from the details: ``happened_in context_file predicted_peak_mb micro_batch micro_batch_next``. ``details`` is
-    JSON text. ``attempt`` and ``seconds`` are as in ``memory_samples``. An event belongs to the attempt whose start is
-    nearest to the start that the event implies (``timestamp - elapsed_seconds``).
+    JSON text. ``attempt`` and ``seconds`` are as in ``memory_samples``. The log of events does not name the attempt.
+    It is the one whose start is nearest to ``timestamp - elapsed_seconds`` of the event.
     """
     good = "kind IS NOT NULL AND timestamp IS NOT NULL AND elapsed_seconds IS NOT NULL"
     lines = _read_log_lines(runs, "memory/events", _EVENT_COLUMNS, good)
@@ -417,7 +417,8 @@ def predictions_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
     """Return the predictions of other runs that differ from ``run`` in the seed alone, one frame per seed.
 
     Only runs of the same experiment that have results are searched. If several runs have the same seed, the latest is
-    used. The folds of the runs may differ, because no network scores a group that it was trained on.
+    used. The folds of the runs may differ. Their predictions still compare, because in each run no network scores a
+    group that it was trained on.
     """
     frames = {}
     parameters = {**NEUTRAL, **run_parameters(run)}
