@@ -128,7 +128,7 @@ def refuse_lost(
         what: name of an item of the corpus for the message, in the singular, such as "image".
         rejected: REJECTED table.
         num_used: number of usable files or rows.
-        max_rejected_share: largest share, 0 to 1, of lost and usable rows together that may be lost.
+        max_rejected_share: largest allowed value of lost / (lost + usable) rows, 0 to 1.
         no_loss: reasons whose rows do not count as lost.
 
     Raises:
@@ -360,8 +360,8 @@ def picture_folders(
     Args:
         paths: paths of pictures and other files; the other files are skipped.
         facts: the known facts of each path, such as its label; frames of one video must have equal facts.
-        words: labels as the label source writes them. Folders that are named by these words are folders of labels and
-            hold many videos, as folders called real and fake do.
+        words: the labels that occur in the label source. A folder named like real or fake holds many videos, not the
+            frames of one video. The same is true of all folders if every other folder is named by one of ``words``.
         names_in: called with a folder; returns the names of further files in that folder.
     """
     folders = defaultdict[str, list[int]](list)

@@ -3,9 +3,9 @@
 No split depends on the order of the rows. A leakage group (videos that show the same footage or come from the same
 source) is never divided. Every part gets its share of every label.
 
-Balance of folds: if every group has videos of one label only, two folds have nearly equal numbers of videos of a label:
-they differ by at most the size of that label's largest group. If groups hold both labels, no move or swap of groups
-brings the folds nearer to equal shares (in squared deviation). ``balance_table`` shows the result.
+Folds are balanced as well as whole groups allow. If no group has both labels, the numbers of real videos in two folds
+differ by at most the size of the largest real group; likewise for fakes. If groups have both labels, no move or swap of
+groups lowers the squared deviation from equal shares. ``balance_table`` shows the result.
 """
 
 import hashlib
@@ -165,8 +165,8 @@ def _balanced(videos: pl.DataFrame, shares: Sequence[float], generator: np.rando
 def most_folds(index: pl.DataFrame) -> int:
     """Return the largest number of folds such that every fold can have both labels.
 
-    It is the smaller of two numbers: that of the groups with a real video, and that of the groups with a fake. If it is
-    below 2, ``make_folds`` cannot make folds of this index.
+    It is the number of groups with a real video or the number of groups with a fake video, whichever is smaller. If it
+    is below 2, ``make_folds`` cannot make folds of this index.
     """
     return min(index.filter(label=label)["group_id"].n_unique() for label in LABELS)
 
@@ -323,9 +323,9 @@ def split_parts(
     changed. If the corpus states no test part, it is made of 20% of the groups that are stated as training or have no
     part. If it states no validation part, that is made of 15% of the remaining groups.
 
-    These shares hold within each stratum, rounded, with at least one group, and for small and large groups alike. A
-    group with more rows than the share of the part stays in train. So does a stratum with too few groups. The result
-    depends only on the rows, the group names and ``seed``.
+    The shares count groups, and are taken from each stratum separately: at least one group per part. The drawn groups
+    are spread evenly over small and large ones. A group with more rows than the share of the part stays in train. So
+    does a stratum with too few groups. The result depends only on the rows, the group names and ``seed``.
 
     Args:
         groups: (N,), the group of each row.
@@ -393,8 +393,8 @@ def shuffle_labels_by_group(folds: pl.DataFrame, seed: int) -> pl.DataFrame:
 
     A model that is trained on the result must score at chance, unless the pipeline leaks.
 
-    All videos of a group get the same label. The number of fake groups in a fold stays the same. A group with both
-    labels adds its share of fakes to this number. The sum is rounded up or down at random.
+    All videos of a group get the same label. The number of fake groups in a fold stays the same. If a group has both
+    labels, it counts as the fraction of its videos that are fake. A fractional total is rounded up or down at random.
 
     Labels are permuted within folds for two reasons. Every fold of at least two groups keeps both labels. And no test
     fold takes so many fakes that few are left for training, which would push pooled scores below chance.

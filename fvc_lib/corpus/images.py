@@ -518,9 +518,9 @@ def with_groups(images: pl.DataFrame, *, looked_for: bool = True) -> tuple[pl.Da
     """Return (images, notes): ``images`` with the additional columns ``known`` and ``group_id``, and warnings.
 
     ``known`` is the official part of an image, else the official part of its stated group, else train. ``group_id`` is
-    the leakage group. Stated groups that share a copy are joined, and an image without a stated group is grouped with
-    its copies. Copies in different official parts do not join groups, because ``without_copies_across`` leaves out the
-    training copy later.
+    the leakage group: stated groups that share a copy are joined. An image without a stated group is grouped with its
+    copies. Copies with different values of ``known`` do not join groups. ``without_copies_across`` later rejects one of
+    them instead.
 
     Args:
         images: the readable images.

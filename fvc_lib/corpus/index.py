@@ -77,7 +77,7 @@ def listed_videos(listing: Listing) -> pl.DataFrame:
     """Return a table ``video_id group_id label official_split`` of all usable videos of a listing.
 
     It stands in for the index before any file is opened. So ``video_id`` is the path, and groups are those that the
-    corpus states. The index of this corpus cannot have more videos.
+    corpus states. The later index has at most these videos, because unreadable files and duplicates are left out.
     """
     group_of, _ = group_annotations(listing)
     rows = [(entry.path, group_of[entry.source_id], entry.label, entry.official_split) for entry in listing.entries]

@@ -211,8 +211,8 @@ def cell_text(cells: Mapping[str, str], *columns: str) -> str | None:
 def stated_part(cells: Mapping[str, str]) -> tuple[str | None, Refusal | None]:
     """Return (part, refusal): the part of the split that a row states, or why its text is no part.
 
-    The part is train, validation or test; None if the row states no part or another text. The refusal is None except
-    for another text. ``cells`` maps column names in lower case to texts.
+    The part is train, validation or test. It is None if the cell is empty or holds another text. Only for another text
+    there is a refusal, else it is None. ``cells`` maps column names in lower case to texts.
     """
     text = cell_text(cells, *SPLIT_COLUMNS)
     if text is None or text.lower() in PART_NAMES:

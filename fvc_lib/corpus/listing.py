@@ -69,7 +69,8 @@ class Listing:
     def memberships(self) -> tuple[tuple[str, str], ...]:
         """The distinct pairs (source id, group) of the corpus, sorted; a source id may be in several groups.
 
-        The groups are those that the label source states, the ``links`` of entries, and ``parts_by_name``.
+        Groups come from three places: the label source's rows, the further groups of a file (``links`` of its
+        ``Entry``), and names that look like parts of a longer video (``parts_by_name``).
         """
         stated = self.annotations.filter(pl.col("stated_group").is_not_null()).select("source_id", "stated_group")
         linked = {(entry.source_id, link) for entry in self.entries for link in entry.links}
@@ -374,9 +375,9 @@ def place(name: str, path: str) -> str:
 
 
 def _placed(part: Listing, called: Mapping[str, str]) -> Listing:
-    """Return the listing ``part`` as it enters a joined listing: the name of its corpus precedes all names in it.
+    """Return the listing ``part`` with the name of its corpus put in front of all names, for a joined listing.
 
-    These names are paths, source ids, names of tables and stated groups. Groups of published corpora are not renamed,
+    Renamed are paths, source ids, names of tables and stated groups. Groups of published corpora are not renamed,
     because they mean the same in every corpus. ``called`` maps the name of each corpus in ``part`` to its name in the
     joined listing.
     """

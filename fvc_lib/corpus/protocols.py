@@ -201,9 +201,10 @@ def _generators(index: pl.DataFrame) -> pl.DataFrame:
 
 
 def alike_names(index: pl.DataFrame) -> list[str]:
-    """Return a sentence for the user on each pair of generator names in ``index`` of which one contains the other.
+    """Return sentences that warn the user of similar generator names in ``index``, such as ``Sora`` and ``Sora 2``.
 
-    Case and punctuation are ignored. The sentence says whether the two names count as the same generator.
+    Two names are similar if one contains the other; case and punctuation are ignored. A sentence says whether both
+    names count as the same generator.
     """
     names_of = {name: _plain(name) for name in sorted(_generators(index)["spelled"].drop_nulls().unique())}
     sentences = []
@@ -279,10 +280,10 @@ def _leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> 
 def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[str, int]:
     """Assign every group to a fold; return a mapping from group id to the number of the fold.
 
-    A fold fits a group if the fold's target (the generator that it tests) made a fake in the group. Without such a fold
-    all folds fit. Groups that fit fewest folds are assigned first, then those with most videos. A group with reals goes
-    to the fitting fold that has the fewest groups with reals. Any other group goes to the fitting fold that has the
-    fewest groups with fakes of its target.
+    Every fold tests the fakes of one generator, its target. A group with fakes of a target can only go to a fold with
+    such a target. Any other group can go to every fold. Groups that can go to the fewest folds are assigned first;
+    among these, groups with most videos. A group with reals goes to the possible fold with the fewest groups with
+    reals. A group without reals goes to the possible fold with the fewest groups with fakes of its target.
 
     Args:
         videos: table of ``_generators``.

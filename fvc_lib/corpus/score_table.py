@@ -144,7 +144,8 @@ def _cells(table: LabelTable) -> pl.DataFrame:
 def _columns(table: LabelTable) -> dict[str, list[str]]:
     """Map every known fact (such as ``video_id``, ``label`` or ``group_id``) to its columns in the table.
 
-    A fact may have several columns: the first column with a value in a row is read. Or it has none, and an empty list.
+    If a fact has several columns, the first one with a value in a row is read. The list is empty if no column of the
+    table states the fact.
 
     Raises:
         UsageError: the table has no column for videos or labels.
@@ -264,7 +265,8 @@ def _join_frames(name: str, cells: pl.DataFrame, notes: list[str]) -> pl.DataFra
         notes: receives a sentence that counts the replaced ids.
 
     Raises:
-        DataError: rows are named like frames or parts of one video, but differ in label or group, and state no group.
+        DataError: rows without a group are named like frames or parts of one video, but cannot be of one video, for
+            example because their labels differ.
     """
     facts = cells.select("label", "fact group_id").rows()
     videos, problems = videos_of(cells["video_id"].to_list(), facts, cells["word"])

@@ -70,8 +70,8 @@ def tar_samples(
 ) -> tuple[list[TarSample], tuple[str, ...]]:
     """Return (samples, notes): every sample in the tars of ``corpus``, and a sentence if tars are damaged.
 
-    With ``pictures``, a still picture whose key has no video is a sample, too. If no text has the key of the picture,
-    the texts of its folder are used: ``KEY.cls`` is the text of ``KEY/000.png``.
+    With ``pictures``, still pictures without a video of the same key are samples, too. The texts of ``KEY/000.png`` are
+    those of its own key, such as ``KEY/000.cls``. If there are none, the folder's texts are used, such as ``KEY.cls``.
 
     Args:
         corpus: a tar, a folder of tars, or a pattern.

@@ -28,7 +28,7 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class Merge:
-    """A link that joined two groups, or a group and a video, which the label source does not state as the same."""
+    """A link that joined two groups, or a group and a video, although the label source does not put them together."""
 
     group_id: str  # the joined group, which holds the videos of both
     why: str  # ``same_source``, ``same_content`` or ``near_duplicate``

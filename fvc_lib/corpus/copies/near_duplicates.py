@@ -9,11 +9,11 @@ Candidates are pairs of videos whose hashes are very near in a frame that is nei
 and last frames, thousands of videos with the same title card would be candidates. If the hashes contain looks (tiny
 pictures of the frames), the looks can reject a pair, but never add one.
 
-Measured with ``max_bits`` 10 on 40 sample events and 41 real clips with 46 edited copies of each (encoders at low
-rates, other sizes, crops of 5 to 15%, mirrors, text, logos, borders, brightness, frame rates, up to a quarter cut from
-either end): 99.7% of the events' copies and 94.9% of the clips' copies are found, and no wrong pair. If only frames at
-the same relative times are compared, 98.8% and 92.7% are found. Looks wrongly reject two of 1,269 pairs of events and
-five of 828 pairs of clips (measured with 32 edits of 40 events and 28 clips).
+Measured with ``max_bits`` 10 on 40 generated videos and 41 real clips, with 46 edited copies of each. The edits are low
+bit rates, other sizes, crops of 5 to 15%, mirrors, text, logos, borders, brightness, frame rates, and cuts of up to a
+quarter at either end. Found are 99.7% of the copies of generated videos and 94.9% of those of real clips, and no wrong
+pair. If only frames at the same relative times are compared, 98.8% and 92.7% are found. Looks wrongly reject two of
+1,269 pairs of generated videos and five of 828 pairs of real clips (32 edits of 40 videos and 28 clips).
 """
 
 import itertools
@@ -157,7 +157,7 @@ class Judge:
 
         Args:
             candidates: (4, K), see ``Candidates``.
-            looks: looks of the videos, which must also agree if the frames are paired in the same way.
+            looks: compares the looks (tiny pictures) of the frames, which must then agree too; None: hashes suffice.
         """
         one, other, window, is_mirrored = candidates
         mirrors, num_frames = is_mirrored.astype(np.uint64) * MIRROR_BITS, self.table.shape[1]
@@ -308,10 +308,10 @@ class _FrameSearch:
 
 
 def _telling_frames(num_frames: int, frame: int) -> TimeView:
-    """Return pairs of frame indices (first video, second video) that can rule out that two videos are the same.
+    """Return pairs of frame indices (first video, second video), for a quick test that precedes the full comparison.
 
-    Two videos of the same footage agree in at least one of these pairs. The pair ``(frame, frame)`` is left out,
-    because it was compared already. The result is empty for a single frame.
+    Videos of the same footage agree in at least one of these pairs, so videos that agree in none are different. The
+    pair ``(frame, frame)`` is left out, because it was compared already. The result is empty for a single frame.
     """
     views = _time_views(num_frames)
     uses = Counter(itertools.chain(*views))
@@ -375,10 +375,10 @@ class Block:
 
 
 def blocks_for(max_bits: int, num_queries: int, num_entries: int) -> tuple[Block, ...]:
-    """Return the blocks of bits by which to search for all pairs of codes that differ in at most ``max_bits`` bits.
+    """Divide the 64 bits of codes into blocks, to search for all pairs that differ in at most ``max_bits`` bits.
 
-    Such a pair is found by at least one of the blocks. With few codes the result is a single block of size 0, which
-    means that all pairs are compared.
+    Every such pair differs in at most ``radius`` bits of at least one block, so a search by that block finds it. With
+    few codes the result is a single block of size 0, which means that all pairs are compared.
 
     Args:
         max_bits: largest difference of a pair, in bits.
@@ -457,9 +457,9 @@ class BlockSearch:
     def _one_by_one(self, queries: Codes, first: _Numbers, counts: _Numbers) -> Iterator[tuple[Places, Places]]:
         """Yield blocks of near pairs as (queries, entries), both (K,): indices into the sorted queries and entries.
 
-        Query i is compared with its candidates: ``counts[i]`` sorted entries from index ``first[i]`` on. For speed, all
-        queries are compared with the same number of entries at once. Pairs with entries beyond the candidates are
-        dropped. Queries with more candidates are compared with the next entries, twice as many in every round.
+        The candidates of query i are ``counts[i]`` sorted entries from index ``first[i]`` on. For speed, every round
+        compares the same number of entries with every query. Entries that are not candidates are dropped afterwards.
+        The next round compares twice as many further entries, only for queries that have candidates left.
         """
         num_codes, active, done = len(self._codes), np.flatnonzero(counts), 0
         # If entries are spread evenly over the keys, hardly any key has more than ``width`` entries.
@@ -499,11 +499,11 @@ class BlockSearch:
     def _in_matrix(
         self, queries: Codes, query: Places, entries: slice, choose: Choose
     ) -> Iterator[tuple[Places, Places]]:
-        """Compare all queries with all entries of one key; yield the near pairs that ``choose`` chooses.
+        """Compare all queries and entries that have the same key; yield the near pairs that ``choose`` chooses.
 
         Pairs are yielded as (queries, entries), both (K,): indices before sorting. They are computed in matrices of
-        queries by entries. The first matrices have few rows, so that ``choose`` can skip pairs of videos that they have
-        connected already.
+        queries by entries. The first matrices have few rows. Their pairs connect many videos, and ``choose`` can then
+        skip pairs of connected videos in the later, larger matrices.
 
         Args:
             queries: codes of the queries with this key, (R,).

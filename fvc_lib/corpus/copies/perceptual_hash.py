@@ -11,7 +11,7 @@ mirroring a picture flips a fixed set of bits.
 A frame may also have a look: a tiny picture of 12 x 12 luma and two times 6 x 6 colour values. Looks tell different
 frames with equal codes apart.
 
-All three sizes of windows are needed. Measured on 40 sample events and 41 real clips with 46 edited copies of each:
+All three sizes of windows are needed. Measured on 40 generated videos and 41 real clips with 46 edited copies of each:
 with windows of 90% only, 8% fewer copies are found, and hardly any copy that is cropped by 15% in a corner.
 """
 
@@ -382,7 +382,7 @@ def _explained(one: Floats, other: Floats) -> Grid:
 
 # --- Videos. Hashes are signs of luma. So in the frames whose hashes agree, luma, hue (as deviation from the frame's
 # median: a white balance changes nothing) and the change from frame to frame must agree too; plain pictures have
-# stricter limits. Measured with near_duplicate_bits 10: 99.8% of the edited copies of 40 sample events and 99.4% of
+# stricter limits. Measured with near_duplicate_bits 10: 99.8% of the edited copies of 40 generated videos and 99.4% of
 # those of 28 real clips stay linked. Of 2,626 pairs of different drawn clips that hashes link, 79 stay linked. A pair
 # takes 0.1 ms.
 

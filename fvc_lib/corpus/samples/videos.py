@@ -214,10 +214,10 @@ def _event(name: str, first_clip: int, label: str, number: int, manipulation: st
 
 
 def _deal(cards: Sequence[Any], *seed: str) -> list[Any]:
-    """Deal the values ``cards`` at random to the events of one label, and return the value of each event.
+    """Return a value for each event of one label, drawn at random from ``cards``, all about equally often.
 
-    There are ``EVENTS_PER_LABEL`` real events and as many fake ones. All values are used about equally often. ``seed``
-    decides the order.
+    There are ``EVENTS_PER_LABEL`` real events and as many fake ones. An event is an original clip with its
+    near-duplicates. ``seed`` decides the draw.
     """
     order = generator_for("deal", DESIGN_SEED, *seed).permutation(EVENTS_PER_LABEL)
     return [cards[place % len(cards)] for place in order]

@@ -124,10 +124,10 @@ def read_faceforensics(folder: Path) -> Listing:
 
 
 def _youtube_groups(folder: Path) -> dict[str, str]:
-    """Return a mapping such as ``{"ff++ sequence 000": "youtube VIDEO"}``, between two names of leakage groups.
+    """Map the leakage group of each FaceForensics++ sequence to the group of the YouTube video that it was cut from.
 
-    A key is the group of a FaceForensics++ sequence. Its value is the group of the YouTube video that the sequence was
-    cut from. The mapping is read from ``conversion_dict.json``; it is empty if that file is missing.
+    For example, ``{"ff++ sequence 000": "youtube VIDEO"}``. The mapping is read from ``conversion_dict.json``; it is
+    empty if that file is missing.
     """
     path = first_of(folder, "conversion_dict.json", "dataset/conversion_dict.json", "splits/conversion_dict.json")
     if path is None:
@@ -293,7 +293,7 @@ def read_dfdc_preview(folder: Path) -> Listing:
     """List the videos of the DFDC preview, which are in ``dataset.json``.
 
     Raises:
-        DataError: ``dataset.json`` is missing or damaged, or a row has no label, or no id of a person is known.
+        DataError: ``dataset.json`` is missing or damaged, or a row has no known label, or names no person.
     """
     entries = dict[str, Entry]()
     with annotations(folder / "dataset.json") as text:

@@ -166,13 +166,13 @@ _WORDS = (".cls", "label", "cls", "is_fake", "fake")  # names of the cells of a 
 
 
 def read_tar_shards(corpus: Path) -> Listing:
-    """List every video in a tar, in the tars of a folder, or in the tars of a pattern.
+    """List every video in a tar, in the tars of a folder, or in tars that match a pattern (``shards/{000..099}.tar``).
 
     The label of ``KEY.mp4`` is the content of ``KEY.cls``, or the field ``label``, ``cls``, ``is_fake`` or ``fake`` of
-    ``KEY.json``, as ``label_map`` translates it. If a sample has several of these, they must agree. Other fields of
+    ``KEY.json``, as ``label_map`` translates it. If a video has several of these, they must agree. Other fields of
     ``KEY.json`` are read like the columns of a manifest. Pictures ``KEY/000.png``, ``KEY/001.png``, ... are one video.
-    The label of this video is stated for ``KEY``, or for every picture. If the folder has a manifest, the manifest is
-    read instead.
+    Its label is stated once, as in ``KEY.cls``, or for every picture, as in ``KEY/000.cls``. If the folder has a
+    manifest, the manifest is read instead.
 
     Raises:
         UsageError: a pattern of tars or a manifest is unusable (``run_paths.tars_of``, ``read_manifest``).
