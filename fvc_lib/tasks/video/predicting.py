@@ -339,9 +339,9 @@ class VideoDetector(Predictor):
 
     @cached_property
     def distance(self) -> FeatureDistance | None:
-        """Measures how far new videos are from the run's, in the features of its networks; None if not available.
+        """The features of the run's videos, which measure how unlike them a new video is; None if not available.
 
-        Of a run, the features of its videos are computed at the first access. A bundle has them.
+        A bundle stores these features. For a run, they are computed at the first access.
         """
         return self._distance()
 

@@ -141,10 +141,9 @@ def undecoded(folds: pl.DataFrame, clips: pl.DataFrame, protocol: pl.DataFrame |
     """Return the sorted ids of the videos without a sample, such as videos that could not be decoded.
 
     Args:
-        folds: the videos that should have a sample (FOLDS).
+        folds: the videos that should have a sample (FOLDS); used only if ``protocol`` is None.
         clips: the samples (``made_samples``).
-        protocol: the part of every video (PROTOCOL). If given, its videos are meant instead, except those that it
-            leaves out.
+        protocol: the part of every video (PROTOCOL). Its videos should have a sample, except those that it leaves out.
     """
     used = folds if protocol is None else protocol.filter(pl.col("part") != LEFT_OUT)
     return used.join(clips, on="video_id", how="anti")["video_id"].unique().sort().to_list()
@@ -331,7 +330,7 @@ def _row(
 def with_targets(scored: pl.DataFrame, protocol: pl.DataFrame | None) -> pl.DataFrame:
     """Return ``scored`` with a column ``target``, or unchanged if the protocol tests no targets.
 
-    A target is what a test video stands for, such as a held-out corpus or generator.
+    Some protocols hold out a whole corpus or generator for testing. The target names the one that a video belongs to.
     """
     if protocol is None or protocol["target"].drop_nulls().is_empty():
         return scored
@@ -371,10 +370,10 @@ def check_predictions(
 
 
 def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
-    """Return ``(metric, values)``: a function for the metric ``name`` over all folds, and its second argument.
+    """Prepare the metric ``name`` over all folds: return a function and the values to call it with.
 
-    Call it as ``metric(labels, values)``. ``values`` are float64 (N,): scores, or decisions at the thresholds, as the
-    metric needs.
+    The result is ``(metric, values)``; call ``metric(labels, values)``. ``values`` are float64 (N,): scores, or
+    decisions at the thresholds, as the metric needs.
 
     Args:
         name: one of ``METRIC_NAMES`` or ``MODEL_ONLY_NAMES``.

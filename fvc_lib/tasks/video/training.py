@@ -216,7 +216,9 @@ class VideoTask:
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
         """Return ``logits`` (B,), positive for fake; in training with ``tune effort`` also ``penalty`` (B,).
 
-        The penalty depends on the network alone (``effort.penalty``), so all its entries are equal.
+        Effort trains only the smallest singular values of attention weights. Its penalty keeps the trained parts
+        orthogonal to the pretrained weights (``effort.penalty``). It does not depend on the clips, so all B entries
+        are equal.
 
         Raises:
             UsageError: the network does not return one logit per clip.

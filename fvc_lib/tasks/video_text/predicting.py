@@ -65,7 +65,7 @@ class VideoTextPredictor(OneNetwork):
     def read(cls, trained: Trained, folder: Path, files: pl.DataFrame | None) -> Self:
         """Return the predictor of ``trained``, after reading its tokenizer in ``folder``, and its texts.
 
-        The texts are those of the run's table ``files``; if it is None, a table in ``folder``.
+        The texts come from the run's table ``files``. If that is None, they are read from a table in ``folder``.
         """
         if files is None:
             texts = read_table(folder / _TEXTS, KNOWN_TEXTS)
@@ -147,7 +147,10 @@ class VideoTextPredictor(OneNetwork):
         return Finding(path, content, values, lines[0], tuple(lines[1:]), picture(path, frames))
 
     def _text_embeddings(self, joint: JointSpace) -> Tensor:
-        """Return the embeddings of the run's M texts, unit vectors float32 (M, E) on the CPU, by the part ``joint``."""
+        """Return the embeddings of the run's M texts, unit vectors float32 (M, E) on the CPU.
+
+        ``joint`` is the part of the network that embeds texts and videos in the same space.
+        """
         parts, encoder = list[Tensor](), encoder_folder(self.config)
         with self._computing():
             for first in range(0, len(self._texts), _TEXTS_AT_ONCE):

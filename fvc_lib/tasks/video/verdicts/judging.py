@@ -1,9 +1,10 @@
 """Give verdicts on any number of files: fake, real or undecided.
 
-The verdict is fake or real only if the other answer is unlikely at a stated rate, by the run's out-of-fold scores
-(``metrics/abstention.py``). Otherwise it is undecided. A video is also undecided if its codec, size, length or rate is
-outside the range of the run's videos. All videos are undecided if the run is not shown to be above its controls
-(predictors that see no pixel or learned other labels).
+The verdict is fake if few reals look as fake as the video, and real if few fakes look as real. Few means at most the
+error rate, a share that the user sets. The reals and fakes are the run's videos, by their out-of-fold scores
+(``metrics/abstention.py``). If neither or both hold, the verdict is undecided. A video is also undecided if its codec,
+size, length or rate is outside the range of the run's videos. All videos are undecided if the run is not shown to be
+above its controls (predictors that see no pixel or learned other labels).
 
 Files are processed in blocks, so memory does not grow with their number. Each finding (the scores of a file) is
 appended to a journal at once. If a call is killed, another call with the same folder continues and scores no file

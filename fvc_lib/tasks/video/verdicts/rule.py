@@ -1,12 +1,12 @@
 """The rule that turns scores into verdicts, and its error rates on the run's out-of-fold scores.
 
-The verdict is fake or real only if the other answer is unlikely at a stated rate (``metrics/abstention.py``). Otherwise
-it is undecided.
+The verdict is fake if few reals look as fake as the video, and real if few fakes look as real. Few means at most the
+error rate, a share that the user sets (``metrics/abstention.py``). If neither or both hold, the verdict is undecided.
 
-A run may also have a network trained on all groups, so that no group is left to test it. For its verdicts the rule
-therefore uses the out-of-fold scores, which the folds' networks gave. ``agreement_table`` compares both kinds of scores
-on the few videos of that network's validation part. They chose its epoch and temperature, but did not train its
-weights. So it looks a little better on them than it is.
+A run may also have a network trained on all groups. No group is left to test this network, so its verdicts rest on the
+out-of-fold scores of the folds' networks. ``agreement_table`` compares its scores with the out-of-fold scores, on the
+few videos of its validation part. These videos did not train its weights, but they chose its epoch and temperature. So
+the network looks a little better on them than it is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -131,8 +131,8 @@ class KnownVideos:
     def left_out(self) -> PValues:
         """The p-values of the answers real and fake for each tested video; a small p-value rules the answer out.
 
-        A p-value is the share of the videos with that label that look at least as atypical of it
-        (``metrics/abstention.py``). Videos of the same group are not compared.
+        The p-value of "real" is the share of the other groups' reals that look at least as fake as the video; that of
+        "fake" is the share of their fakes that look at least as real (``metrics/abstention.py``).
         """
         return left_out_p_values(self.witnesses, self.tested["group_id"])
 

@@ -8,10 +8,11 @@ fold's network had not seen. Every dimension is scaled to mean 0 and standard de
 the mean Euclidean distance to its five nearest neighbours; a test video has neighbours of other groups only (Sun et
 al., "Out-of-Distribution Detection with Deep Nearest Neighbors", 2022).
 
-The quantile of a new video is the share of the run's videos with at least its distance. It is the p-value of a
-cross-conformal test (``metrics/abstention``): among videos from the same source as the run's, a share of at most about
-p has a quantile of p or less. Videos of one group are not independent, so every group has one vote. With few groups the
-smallest possible quantile is too large to call any video unlike the run's.
+The quantile of a new video is the share of the run's videos that are at least as distant. A small quantile means that
+the video is unlike the run's. It is the p-value of a cross-conformal test (``metrics/abstention``): at most about 1% of
+videos that are like the run's have a quantile of 0.01 or less, and so on. Videos of one group are not independent, so
+every group has one vote. With few groups the smallest possible quantile is too large to call any video unlike the
+run's.
 
 For the network trained on all groups, new videos are compared with its validation part: the few videos that chose its
 epoch, but did not train its weights.

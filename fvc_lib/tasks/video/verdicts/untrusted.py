@@ -48,9 +48,9 @@ _INVALID = (
 def look(item: dict[str, Any]) -> dict[str, Any]:
     """Probe the video ``item["source"]`` as ``probe_file`` does, and decode its clip into ``item["target"]``.
 
-    Both use a single decoding. If that fails, ``probe_file`` and then ``make_original`` are called instead, so error
-    messages are the usual ones. They are also called for runs that re-encode every video first, because the clips are
-    then made from another file.
+    The file is decoded only once for both. If that fails, it is done in the usual two steps, ``probe_file`` and then
+    ``make_original``, which give the usual error messages. Runs that re-encode every video first also need the two
+    steps, because their clips are made from the re-encoded file.
 
     Args:
         item: the argument of ``make_original``; its ``content_sha256``, ``seen`` and ``recipe`` are ignored.
