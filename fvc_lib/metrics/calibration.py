@@ -72,7 +72,7 @@ def reliability_bins(labels: ArrayLike, scores: ArrayLike) -> ReliabilityBins:
 
 
 def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
-    """Return the columns whose sums the calibration error is computed from, float64 (N, 11).
+    """Return 11 numbers per video, float64 (N, 11), from whose sums over videos the calibration error is computed.
 
     The first ten columns belong to the bins. A row has its score minus its label in the column of its bin, and 0 in the
     other nine. The last column is 1, so its sum is the divisor.
@@ -89,13 +89,13 @@ def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
 )  # fmt: skip
 @partial(SumsMetric, _excess_by_bin, bounds=SHARE, is_distance=True)
 def expected_calibration_error(sums: FloatArray) -> FloatArray:
-    """Return the mean absolute difference, over ten bins, of a bin's mean score and its share of fakes.
+    """Return the mean over ten bins of the absolute difference between mean score and share of fakes; lower is better.
 
-    Lower is better. A bin's weight in the mean is the total weight of its videos. Scores are probabilities of fake, not
-    the larger of two probabilities. The bins are fixed, so they are the same in every half-sample of the groups. The
-    error is biased upwards in small samples: a calibrated score has an error above 0 too. It is also defined where only
-    one class occurs. Source: M. P. Naeini et al., "Obtaining well calibrated probabilities using Bayesian binning",
-    AAAI 2015.
+    Call it as ``expected_calibration_error(labels, scores)``; ``sums`` are internal. Scores are probabilities of fake,
+    not the larger of two probabilities. A bin's weight in the mean is the total weight of its videos. The bins do not
+    depend on the videos. The error is biased upwards in small samples: a calibrated score has an error above 0 too. It
+    is also defined where only one class occurs. Source: M. P. Naeini et al., "Obtaining well calibrated probabilities
+    using Bayesian binning", AAAI 2015.
 
     Raises:
         ValueError: scores outside [0, 1].

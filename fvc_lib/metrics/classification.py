@@ -1,9 +1,13 @@
 """Metrics of two classes, real (0) and fake (1); every metric takes row weights.
 
-The weights decide what is computed. With all weights 1 it is the plain value. With weights of 1 / group size every
-group (videos that belong together) has one vote. With weights of 0 and 1 it is the value in a half-sample of the
-groups. The definition of a metric takes R sets of weights (R, N) and returns R values (R,). ``Metric`` turns a
-definition into a public function.
+A group holds videos that belong together, such as near-duplicates. The weights decide what is computed:
+
+- all weights 1: the plain value;
+- weights of 1 / group size: a value in which every group has one vote;
+- weights of 0 and 1: the value in a half-sample, a random half of the groups. Confidence intervals need it.
+
+The definition of a metric takes R sets of weights (R, N) and returns R values (R,). ``Metric`` turns a definition into
+a public function.
 """
 
 import functools
@@ -36,7 +40,8 @@ class Metric:
         definition: function of labels int64 (N,), scores float64 (N,) and weights float64 (R, N) that returns (R,).
         bounds: least and largest value of the metric. If both are finite, its intervals are on the logit scale.
         is_distance: whether the metric is a mean of absolute values, which noise makes larger.
-        in_halves: the definition for half-samples of the groups; None: ``definition``.
+        in_halves: another definition for half-samples (random halves of the groups, for intervals). None:
+            ``definition`` is used.
     """
 
     __name__: str

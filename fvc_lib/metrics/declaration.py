@@ -39,8 +39,8 @@ UNCALIBRATED = "_uncalibrated"  # suffix of a metric of probabilities before tem
 def declare(name: str, title: str, better: Better | None, says: str, **more: Any) -> Callable[[Function], Function]:
     """Declare a metric, and return a decorator for the function that computes it.
 
-    The arguments are fields of ``Declaration``. The declaration also holds without the decorator; its ``function`` is
-    then None.
+    The arguments are fields of ``Declaration``. If no function is decorated, the metric is declared all the same, but
+    the ``function`` of its declaration is None.
 
     Raises:
         ValueError: the name is declared already with other fields, or ``of_folds`` has an unknown value.

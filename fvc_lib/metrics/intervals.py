@@ -46,7 +46,8 @@ class GroupCounts:
     def degrees_of_freedom(self) -> float:
         """Return the degrees of freedom of Student's t for the interval, from 1 to ``total`` - 1.
 
-        They are Welch's for a difference between two classes of equal variance.
+        They follow from Welch's formula for the difference of two means, one per class. The variances of both classes
+        are assumed to be equal.
         """
         weights = [1 / number for number in self.per_class]
         spread = sum(weight**2 / max(number - 1, 1) for weight, number in zip(weights, self.per_class, strict=True))
@@ -87,15 +88,16 @@ def group_interval(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, metr
     that are not smooth, such as a rate at a threshold. A bootstrap is not used: it draws some groups twice, and so
     compares a real with the fake made from it more often than the sample does. Its intervals can then miss the value.
 
-    An end of the interval is a quantile of Student's t times the root of that mean square away from the value. For a
-    metric with two finite bounds it is computed on the logit scale. For an AUC the variance is nearly that of N. A.
-    Obuchowski, "Nonparametric analysis of clustered ROC curve data", Biometrics 53 (1997). The two differ with few
-    groups of uneven sizes, where Obuchowski's intervals are too narrow (docs/measurements.md has the simulated
-    coverage).
+    The ends of the interval are the value plus and minus t times s. Here t is a quantile of Student's t, and s is the
+    root of that mean square. For a metric with two finite bounds they are computed on the logit scale. For an AUC the
+    variance is nearly that of N. A. Obuchowski, "Nonparametric analysis of clustered ROC curve data", Biometrics 53
+    (1997). The two differ with few groups of uneven sizes, where Obuchowski's intervals are too narrow
+    (docs/measurements.md has the simulated coverage).
 
-    A perfect value does not vary between half-samples. So its lower end is a one-sided bound, (1 - confidence) ** (1 /
-    n) for a metric in [0, 1]. That is the success rate at which n independent comparisons (``GroupCounts.comparisons``)
-    all succeed with probability 1 - ``confidence``. The upper end of the least possible value is computed likewise.
+    The largest and the least possible value do not vary between half-samples, so t times s would be 0. For a metric in
+    [0, 1], the value 1 gets the lower end b = (1 - confidence) ** (1 / n), and the value 0 the upper end 1 - b. At a
+    success rate of b, n independent comparisons (``GroupCounts.comparisons``) all succeed with probability 1 -
+    ``confidence``.
 
     If a class has fewer than two groups, low and high are NaN, because that class would never vary. The draws depend on
     ``seed``, ``groups`` and ``labels`` only. So several metrics or models on the same rows have the same half-samples.
@@ -375,7 +377,10 @@ OfSums = Callable[[FloatArray], FloatArray]
 
 
 def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums, bounds: Bounds = ANY_NUMBER) -> Metric:
-    """Return a measure: a metric that holds its N rows, and ignores the labels and scores that it is called with.
+    """Return a measure: a metric that is tied to N rows, such as predictions for C classes or of numbers.
+
+    So ``intervals_over_groups`` can treat all measures alike, whatever they are computed from. A measure ignores the
+    labels and scores that it is called with; only the row weights matter.
 
     Args:
         name: ``__name__`` of the metric.
@@ -417,7 +422,10 @@ def intervals_over_groups(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> tuple[Interval, ...]:
-    """Return the confidence intervals of several measures of the same N rows, for any number of classes, or numbers.
+    """Return the confidence intervals of several measures of the same N rows.
+
+    Unlike ``group_intervals``, it is not limited to the labels real and fake: rows may have any number of classes, or
+    numbers as targets.
 
     Groups are drawn without strata, so a half-sample may lack a class. A metric that averages over classes then
     averages over those of the half-sample. With fewer than two groups low and high are NaN. The draws depend on
@@ -453,8 +461,8 @@ def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confid
     """Return the second measure minus the first, with a confidence interval and a p-value.
 
     In every half-sample both models are judged on the same groups. Interval and p-value follow from Student's t and
-    from how much the difference varies between half-samples (``group_interval``). A difference that is the same in all
-    half-samples gets an interval that reaches as far to both sides as that of a perfect value to one side. The p-value
+    from how much the difference varies between half-samples (``group_interval``). If it does not vary and is not 0, the
+    interval reaches 1 - (1 - confidence) ** (1 / n) to both sides, with n of ``GroupCounts.comparisons``. The p-value
     is at least 2 / 2 ** groups, the smallest p-value of a test that swaps the models within groups. Swapping the two
     measures changes only the signs.
 

@@ -236,7 +236,7 @@ def token_f1(caption: str, references: Sequence[str]) -> float:
     is_share=True,
 )  # fmt: skip
 def content_word_recall(caption: str, references: Sequence[str], content: Collection[str]) -> float:
-    """Return the share of a reference's content words that occur in the caption, for the reference with most.
+    """Return the share of a reference's content words that occur in the caption: the largest share over references.
 
     ``content`` are the words that count (see ``content_words``). References without such words are skipped; NaN if
     none is left.

@@ -137,10 +137,11 @@ def write_seen(store: ClipStore, index: pl.DataFrame, path: AnyPath) -> pl.DataF
 
 
 def notes_of(seen: pl.DataFrame) -> pl.DataFrame:
-    """Count the clips with a note, by note and label.
+    """Count the clips that could not be made as the view requests, by label and by kind of difference.
 
-    A note states how a clip differs from the requested view. If a note is more frequent for one label, a model can
-    learn the label from that difference.
+    A view is the rule that selects frames and part of the picture. The note of a clip states how the clip differs from
+    it, for example that the video is too short. If a note is more frequent for one label, a model can learn the label
+    from that difference.
 
     Args:
         seen: a SEEN_CLIPS table.
@@ -155,7 +156,9 @@ def notes_of(seen: pl.DataFrame) -> pl.DataFrame:
 
 
 def decode_item(store: ClipStore, source: AnyPath, target: Path, content_sha256: str = "") -> dict[str, Any]:
-    """Return the argument with which ``DECODE_FUNCTION`` decodes a video into a clip file.
+    """Return the job for a worker process that decodes one video into a clip file.
+
+    The job is a mapping, the argument of ``DECODE_FUNCTION`` (``make_original``, which describes it).
 
     Args:
         store: its settings determine the clip.
@@ -179,12 +182,14 @@ def decode_item(store: ClipStore, source: AnyPath, target: Path, content_sha256:
 
 
 def decode_limits(store: ClipStore, workers: int, *, recipes: bool = False) -> dict[str, Any]:
-    """Return the keyword arguments of ``run_isolated`` that limit the number, time and memory of decoding processes.
+    """Return the limits of decoding processes: their number, the time per video and the memory.
+
+    The limits are keyword arguments of ``run_isolated``, which runs a function in worker processes.
 
     Args:
-        store: its view determines time and memory.
+        store: its view determines time and memory: several clips need more time, crop functions need more memory.
         workers: number of processes; 0: one per core.
-        recipes: whether to allow the time for re-encoding whole videos before they are decoded.
+        recipes: whether videos are re-encoded before they are decoded, which needs much more time.
     """
     seconds = REENCODE_SECONDS if recipes else TIMEOUT_SECONDS * store.view.clips
     memory = {"memory_bytes": CROP_ADDRESS_BYTES, "worker_bytes": _CROP_WORKER_BYTES} if store.view.crop else {}

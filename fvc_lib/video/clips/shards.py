@@ -56,7 +56,8 @@ class ShardManifest(BaseModel, frozen=True, extra="forbid", strict=True):
 
     Attributes:
         format: name and version of the format.
-        shape: shape of every clip file, (T, 3, S, S); T counts the frames of all clips of a video.
+        shape: shape of the pixels of every ``.npy`` member, (N T, 3, S, S): N clips of one video, concatenated, of T
+            frames each.
         settings_hash: hash of the settings with which the clips were made.
         shards: the shards.
     """

@@ -44,8 +44,8 @@ _PLAIN_ID = re.compile(r"[0-9A-Za-z_-]{1,128}")
 class ClipStore:
     """A folder of clips that any number of runs and processes share.
 
-    A file holds the N clips that ``view`` takes of one video, concatenated, or an augmented copy of these N clips. The
-    methods call the content of such a file a clip.
+    The view (the rule that selects frames and part of the picture) takes N clips of every video. They are concatenated
+    and stored in one file. Every augmented copy of them is another file. The methods call a file a clip, even if N > 1.
 
     Original clips are in ``clips/decode_<hash>/original/ab/abcd.npy`` under ``cache_dir``, augmented clips in
     ``clips/decode_<hash>/augmented_<hash>/ab/abcd_2.npy``. So original clips are used with every choice of
@@ -57,8 +57,8 @@ class ClipStore:
         fixed_size: S, side of a frame in pixels.
         augmentation: operations of augmented copies.
         view: which frames and which part of the picture the clips of a video show.
-        recipe: name of a recipe of ``video.reencode``: videos are re-encoded by it before they are decoded. Empty:
-            videos are decoded as they are.
+        recipe: name of the recipe (a way to re-encode, from ``video.reencode``) that is applied to videos before they
+            are decoded. Empty: videos are decoded as they are.
     """
 
     cache_dir: Path
@@ -95,9 +95,10 @@ class ClipStore:
 
     @cached_property
     def crop_code(self) -> dict[str, object]:
-        """Return the result of the function ``crop_code`` for the view.
+        """Return the name, hash and package versions of the view's crop function; empty without a crop.
 
-        It is computed once, so that later edits of the file with the user's crop function do not change it.
+        This is the result of the function ``crop_code``. It is computed once, so that later edits of the user's file
+        do not change it.
         """
         return crop_code(self.view)
 
@@ -219,7 +220,9 @@ def decode_code(view: View) -> str:
 
 
 def crop_code(view: View) -> dict[str, object]:
-    """Return what identifies the crop of ``view``, the function that finds the part of the picture to show.
+    """Return the name, hash and package versions of the crop function of ``view``, to detect any change of it.
+
+    A crop function finds the part of the picture that clips show, such as a face.
 
     Returns:
         A mapping with ``crop`` (identity of the function in the registry), ``crop_code`` (hash of its code) and

@@ -34,9 +34,10 @@ def make_original(item: Item) -> dict[str, Any]:
             * ``view``: the fields of a ``View``.
             * ``code``, ``crop``: results of ``decode_code`` and ``crop_code`` in the process that sent the item.
             * ``seen``: path of the JSON file that records which part of the video the clips show; empty: none.
-            * ``recipe``: name of a recipe (way to re-encode) that is applied first, into a temporary file; empty: none.
-            * ``encoded``: empty, or two texts: the name of the run's recipe, and the cache folder for re-encoded
-              videos. If the folder is empty, the re-encoded video is a temporary file.
+            * ``recipe``: name of a recipe (way to re-encode) that is applied only in this call, into a temporary file;
+              empty: none.
+            * ``encoded``: a list (name of the recipe of the run, cache folder for re-encoded videos). This recipe is
+              applied after ``recipe``. With an empty folder the result is a temporary file. Empty list: none.
 
     Returns:
         An empty mapping on success, otherwise one key:
@@ -68,7 +69,7 @@ def make_windows(item: Item) -> dict[str, Any]:
     """Decode the whole video at ``source``, and write the frames of its clips and windows to the file ``target``.
 
     Args:
-        item: as for ``make_original``; ``target`` receives the raw bytes of uint8 (F, 3, S, S).
+        item: as for ``make_original``, but ``target`` is a file of raw pixels, uint8 (F, 3, S, S), without a header.
 
     Returns:
         On success, a mapping with the fields of ``Windows``, arrays as lists, and ``num_stored``, the number F of
@@ -129,7 +130,7 @@ def as_indexed(item: Item) -> Path:
 
 @contextmanager
 def _prepared(item: Item) -> Iterator[Path]:
-    """Yield the path of the file to decode, after the recipes of ``item`` were applied.
+    """Re-encode the video of ``item`` by its recipes, if it names any, and yield the path of the file to decode.
 
     The path is the source, a file in the cache, or a temporary file next to the target. A temporary file is deleted
     afterwards.

@@ -135,8 +135,8 @@ def decode(opened: VideoSource, table: FrameTable, sink_of: SinkOf[S], *, in_ord
         opened: the video, from which only ``table`` was read so far. It may be closed and opened again.
         table: the packets of the video.
         sink_of: function that returns a new sink (``SinkOf``); called for every attempt at decoding.
-        in_order: whether the sink must receive frames in presentation order; then ``sink_of`` always gets the times of
-            all frames.
+        in_order: whether the sink must receive frames in presentation order. If so, the times of all frames are found
+            before ``sink_of`` is called, so its argument with the times is never None.
 
     Raises:
         VideoError: the file is truncated, corrupt or refused, or its frames come in another order.
@@ -194,7 +194,7 @@ class _Taker:
 
     Attributes:
         sink: the sink.
-        place_of: for every frame that is still wanted, by its pts: its index in presentation order.
+        place_of: mapping from pts to index in presentation order, for the frames that are still wanted.
         in_order: whether frames must come in presentation order.
         latest: index of the last frame that was passed; -1 at the beginning.
     """

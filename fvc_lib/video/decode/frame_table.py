@@ -35,8 +35,8 @@ class FrameTable:
             A missing reference then means damage. In H.264 only IDR pictures are closed.
         is_shown: bool (N,), whether the packet yields a frame that is shown. False for a packet that an edit list
             trims, and for a frame that serves only as a reference for other frames.
-        doubt: why presentation times may not identify frames, so that the i-th frame shown may not be the packet with
-            the i-th smallest pts; empty if there is no doubt.
+        doubt: why the i-th smallest pts may not belong to the i-th frame that is shown, for example because two packets
+            have the same pts. Empty if packets can be relied on.
         stores_pts: whether the container stores presentation times, so that their order is the order of the frames.
         damage: which data that the container lists are missing in the file; empty if none are.
     """
@@ -208,7 +208,10 @@ def missing_bytes(head: bytes, size_bytes: int) -> int:
 
 
 def _damage(source: VideoSource, pts: IntArray, num_cut: int) -> str:
-    """Return a text about missing data, by MP4's index of packets or the size in the header; empty if none are missing.
+    """Return which data are missing in the file, as a text; empty if none are.
+
+    The packets are compared with the index of packets in an MP4. The file's size is compared with the size that the
+    header of AVI or Matroska states.
 
     Args:
         source: the video.

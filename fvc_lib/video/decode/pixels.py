@@ -138,7 +138,10 @@ class FrameConverter:
             self.orientation = Orientation()
 
     def output_shape(self, frame: VideoFrame) -> tuple[int, int]:
-        """Return (H, W) of the output of all frames; without a ``size``, the first ``frame`` passed here sets it."""
+        """Return (H, W) of the output, which is the same for all frames.
+
+        With a ``size``, it is (``size``, ``size``). Otherwise it is the upright size of ``frame`` in the first call.
+        """
         if self._shape is None:
             self._shape = (frame.width, frame.height) if self.orientation.transposed else (frame.height, frame.width)
         return self._shape

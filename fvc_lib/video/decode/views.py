@@ -87,9 +87,14 @@ def decode_view(path: AnyPath, num_frames: int, side: int, view: View) -> tuple[
 
 
 def wanted_of(path: Path, num_frames: int, side: int, view: View) -> tuple[PlacesOf, int]:
-    """Return a tuple (``places_of``, ``size``): arguments with which ``decode_places`` decodes all frames of the clips.
+    """Return which frames of a video to decode for its clips, and at which size.
 
-    ``seen_of`` makes the clips of the view from these frames. Arguments and errors are those of ``decode_view``.
+    ``decode_places`` decodes the frames, and ``seen_of`` makes the clips from them. Arguments and errors are those of
+    ``decode_view``.
+
+    Returns:
+        A tuple: a function from the video's number of frames to the wanted frame indices, and the side in pixels of
+        the square that frames are letterboxed to.
     """
     side_of_all = decoded_side(path, num_frames, side, view)
     return (lambda count: np.unique(clip_places(view, num_frames, count)[0])), side_of_all

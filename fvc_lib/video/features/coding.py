@@ -82,9 +82,9 @@ def periodicity(place: IntArray, off: Floats) -> tuple[float, float]:
         off: float64 (P,), binary logarithm of every packet's size over the usual size.
 
     Returns:
-        A tuple (strength, period) of the period and phase with the largest mean of ``off``. The strength is this mean
-        in standard errors; noise alone gives 2 to 4. The period is in frames. Both are NaN for too few packets, or if
-        all have the same size.
+        A tuple (strength, period). The period, in frames, is the one at which packets are largest. The strength is the
+        mean of ``off`` over every ``period``-th packet, above the overall mean, in standard errors. Noise alone gives
+        2 to 4. Both are NaN for too few packets, or if all have the same size.
     """
     spread = off.std() if off.size >= _FEWEST else 0.0
     if not spread > 0:

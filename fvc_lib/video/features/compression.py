@@ -1,7 +1,10 @@
-"""Traces of compression in tiles, from the cosine coefficients of blocks: ``block_dct`` and ``double_compression``.
+"""Measure traces of compression from the cosine coefficients of small blocks, as JPEG and video codecs use them.
 
-``block_dct``: compression removes high frequencies and small coefficients. So a picture that was compressed
-twice, scaled or synthesised has other shares of them than a recording that was compressed once.
+There are two families of features, ``block_dct`` and ``double_compression``. Both are measured in tiles, cut-outs of
+64 x 64 pixels of a frame.
+
+``block_dct``: compression removes high frequencies and small coefficients. A picture that was compressed twice, scaled
+or synthesised has lost another share of them than a recording that was compressed once.
 
 ``double_compression``: quantisation makes coefficients multiples of a step. If a picture was compressed before, by a
 codec with the same block grid, the histograms of its coefficients have peaks at these multiples (a comb). H.264 and its

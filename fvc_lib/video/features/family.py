@@ -132,9 +132,9 @@ class FeatureFamily:
         return {f"{self.name}_{each.name}{pool}": each for each in self.features for pool in pools}
 
     def main_columns(self) -> dict[str, Feature]:
-        """Return a mapping from one column name per feature to the feature.
+        """Return a mapping with one entry per feature, from the name of its main column to the feature.
 
-        The column is that of the mean, or the only one for a family of streams.
+        The main column holds the mean over the video. For a family of ``stream`` it is the feature's only column.
         """
         return dict(zip(list(self.columns())[:: 1 if self.of == "stream" else len(POOLS)], self.features, strict=True))
 
@@ -304,7 +304,7 @@ class _Seen:
 
 
 class _SampleSink:
-    """A sink (receiver of decoded frames) that stores measurements of every wanted frame (``_Seen``), no pixels."""
+    """A sink (receiver of decoded frames) that stores a ``_Seen`` per wanted frame: tiles and data, no whole frame."""
 
     def __init__(self, opened: VideoSource, runs: Sequence[IntArray]) -> None:
         context = opened.stream.codec_context

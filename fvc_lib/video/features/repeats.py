@@ -16,9 +16,14 @@ _FLOOR = 0.05  # grey levels, added before the logarithm, so that tiny differenc
 def measure(run: Run) -> dict[str, Values]:
     """Return a mapping from the features of ``repeats`` to their values for a run of L frames.
 
-    ``equal``, ``equal_tiles`` and ``difference`` have one value per pair of neighbouring frames, shape (L - 1,).
-    ``dip`` and ``jump`` have one value, shape (1,), or none for fewer than 3 frames. If the run has no tiles, all
-    features except ``equal`` are empty arrays.
+    For each pair of neighbouring frames, shape (L - 1,): ``equal`` (1 if all compared pixels are equal),
+    ``equal_tiles`` (share of equal tiles) and ``difference`` (mean absolute difference of tiles, in grey levels).
+
+    For the run, shape (1,), or (0,) for fewer than ``_FEWEST`` frames: ``dip`` (how much less the most alike pair
+    differs than the other pairs) and ``jump`` (how much more the most different pair differs). Both are differences
+    of binary logarithms.
+
+    If the run has no tiles, all features except ``equal`` are empty arrays.
     """
     num_pairs, num_tiles = len(run.luma) - 1, run.luma.shape[1]
     tiles = np.abs(run.luma[1:] - run.luma[:-1]).mean((2, 3))  # (L - 1, N)

@@ -74,7 +74,7 @@ def measure_item(item: dict[str, Any]) -> dict[str, Any]:
               result; empty: the video is not re-encoded.
 
     Returns:
-        On success, ``{"measured": {family: [hash, values]}}``. The hash is ``code_of`` the family; the values are in
+        On success, ``{"measured": {family: [hash, values]}}``. The hash is the result of ``code_of``; the values are in
         the order of its columns, None where a value cannot be measured. On failure, ``{"video_error": reason}``.
     """
     families = [FEATURES.get(name) for name in item["families"]]
