@@ -213,8 +213,9 @@ def features(family: str | None) -> None:
     """List the families of forensic features and their features; with FAMILY only this family.
 
     The list has the column, unit and meaning of every feature, and the paper of every family. Values of tiles (parts of
-    a frame) and frames are pooled over a video, for example to their mean. The name of the pool ends the column's name.
-    Features of packets are not pooled. With -p feature_families A,B a run measures only these families.
+    a frame) and frames are pooled over a video, for example to their mean. The column's name ends with the pool, such
+    as the mean. Features of the coded stream (packets) are one value per video, and are not pooled. With
+    -p feature_families A,B a run measures only these families.
     """
     from fvc_lib.video.features.family import POOLS, families_named
 

@@ -2,8 +2,8 @@
 
 A source text depends on every module that it names, and on the modules that those modules name, recursively. A name in
 a string counts, because child processes are started as ``"fvc_lib.video.clips.making:make_original"``. A package
-followed by ``.*``, also in a comment, stands for all its modules. The source of a registry names its folder this way,
-because the registry imports every file there. Imports in this project are absolute.
+followed by ``.*``, also in a comment, stands for all its modules. Code that uses every item of a registry names the
+registry's folder this way. Imports in this project are absolute.
 
 Every training records the versions of the code that trained it, with digests of their functions, in ``code.json`` of
 its checkpoint folder. Digests of functions leave out docstrings and comments. A finished training does not run again

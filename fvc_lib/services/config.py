@@ -1,10 +1,11 @@
 """The validated configuration of a run.
 
-A parameter has the same name and meaning in a file ``params/*.yaml``, in the option ``-p NAME VALUE`` of a command,
-and in the parameters cell of a notebook. The function ``field`` declares a field with its default, its meaning, and the
-tasks and stages that read it. It also declares what the value may change, such as the trained weights.
-The code derives several decisions from this. They are the hash of a run, the checkpoints that fit a configuration,
-and the values with which a run may be resumed or forked (copied into a new run with other values).
+A field of the configuration is a parameter of notebooks. It has the same name and meaning in a file ``params/*.yaml``,
+in the option ``-p NAME VALUE`` of a command, and in the parameters cell of a notebook.
+
+The function ``field`` declares a field: its default, its meaning, the tasks and stages that read it, and what its value
+may change, such as the trained weights. The declarations decide which values enter the hash of a run, and which values
+a checkpoint must share. They also decide with which values a run may be resumed, or forked (copied into a new run).
 """
 
 from collections.abc import Iterable, Mapping, Set

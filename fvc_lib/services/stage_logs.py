@@ -143,7 +143,8 @@ class MetricLog(JsonLines):
         """Append one line per entry of ``metrics`` (values by name), all in one write.
 
         ``step`` counts optimizer steps, and ``epoch`` counts from 1. ``phase`` is, for example, train,
-        validation, selection, test or the name of a control training (``tasks.CONTROL_TRAININGS``).
+        validation, selection (the best epoch and the threshold are chosen), test, or the name of a control training
+        (``tasks.CONTROL_TRAININGS``).
         """
         now, lines = round(time.time(), 3), []
         for name, value in metrics.items():
@@ -170,6 +171,7 @@ class MemorySampler(_Closing):
     that the kernel measured for this process between samples, if that is larger.
 
     ``timestamp`` is in seconds since 1970, and goes back if the clock is set back. ``elapsed_seconds`` is monotonic.
+
     A full disk does not end the stage: lines are lost as in ``JsonLines``. After ``close`` nothing is written.
 
     Args:
