@@ -4,9 +4,9 @@ A label source states which videos are real and which are fake: a table, lists, 
 ``fvc_lib.corpus.sources.*`` registers a ``CorpusLoader`` for one layout.
 
 Several corpora are joined to one listing. Its root is a folder with a link to each corpus, and its paths begin with the
-name of the corpus. A leakage group holds videos of the same footage or source, which a split never divides. A group
-name that occurs in two corpora stands for two different groups. Published corpora are the exception: their group names
-mean the same everywhere (such as the YouTube video that a sequence was cut from).
+name of the corpus. A leakage group holds videos of the same footage or source, which a split never divides. Usually a
+group name that occurs in two corpora stands for two different groups. Only in published corpora it is the same group,
+such as a YouTube video from which clips in both were cut.
 
 REJECTED and ANNOTATIONS are tables whose columns ``services.tables`` describes. Table text is text with escapes
 (``atomic_files.path_to_text``).
@@ -243,7 +243,7 @@ def read_corpus(
     """List a corpus of videos without opening a video.
 
     Args:
-        corpus: a folder, a manifest file, a tar or a pattern of tars (``tars_of``).
+        corpus: a folder, a manifest file, a tar, or a pattern of tars such as ``shards/{000..099}.tar``.
         allow_outside: accept listed files outside the corpus folder, and follow links.
         label_map: maps further labels of a table, in lower case, to real or fake.
 
@@ -277,7 +277,7 @@ def read_corpus(
 def _name_of(corpus: Path) -> str:
     """Return the name of a corpus: the name of its folder, or of its manifest file without the extension.
 
-    A file called ``manifest`` is named after its folder, and so is a pattern of tars.
+    If the file is called ``manifest``, the name is that of its folder. The same holds for a pattern of tars.
     """
     path = Path(os.path.abspath(corpus))  # noqa: PTH100 - a link keeps the name it was given by
     path = fixed_folder(path) if is_pattern(path) else path
@@ -286,7 +286,7 @@ def _name_of(corpus: Path) -> str:
 
 
 def stated_label(cell: str) -> str | None:
-    """Return the label in a cell in lower case, translated by ``label_map`` if that has it; None for an empty cell."""
+    """Return the label in a cell in lower case, translated by ``label_map`` of ``READING``; None for an empty cell."""
     text = escape_text(cell.strip().lower())
     return READING.get().label_map.get(text, text) or None
 

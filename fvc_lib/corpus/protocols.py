@@ -536,7 +536,7 @@ def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.Da
 def refuse_untrainable(listing: Listing, config: RunConfig) -> None:
     """Raise ``DataError`` early, before any video is opened, for corpora that cannot be trained on.
 
-    The index will have no more videos and groups than the listing, so a run would fail later for the same reason.
+    The index can only have fewer videos and groups than the listing. So a run would fail later for the same reason.
 
     Raises:
         DataError: no file is usable, all have the same label, too many are lost, or there are too few groups for the
@@ -599,8 +599,8 @@ def folds_tested(table: pl.DataFrame) -> pl.DataFrame:
 def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
     """Return the videos that training ``fold`` uses; ``TrainingRows.split(fold)`` then divides them into parts.
 
-    ``split(fold)`` takes the videos with fold number ``fold`` as the test part. So in the result tested videos have
-    this number. All others, training and validation, have the number ``fold + 1``.
+    ``split(fold)`` tests the videos with fold number ``fold``. So this function gives that number to the tested videos,
+    and the number ``fold + 1`` to all others (training and validation).
 
     Args:
         table: PROTOCOL table, with the part of every video in every training.

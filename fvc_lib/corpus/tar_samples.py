@@ -38,7 +38,7 @@ class TarSample:
 
 
 def tars_in(corpus: Path) -> list[str]:
-    """Return the sorted names of the tars of ``corpus``: a tar, a folder of tars, or a pattern.
+    """Return the sorted names of the tars of ``corpus``: a tar, a folder of tars, or a pattern of paths.
 
     Names are relative to ``tar_folder``. Hidden files are left out. Compressed tars are included, although they cannot
     be read.
@@ -74,7 +74,7 @@ def tar_samples(
     those of its own key, such as ``KEY/000.cls``. If there are none, the folder's texts are used, such as ``KEY.cls``.
 
     Args:
-        corpus: a tar, a folder of tars, or a pattern.
+        corpus: a tar, a folder of tars, or a pattern of paths, such as ``shards/{000..099}.tar``.
         files: access to the files of the corpus (``tar_files``).
         rejections: receives damaged tars, and members that are neither videos nor texts.
         pictures: whether still pictures are read.

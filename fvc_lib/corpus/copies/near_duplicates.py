@@ -183,7 +183,7 @@ class Judge:
         """Return for each of K candidates whether its videos show the same footage, bool (K,).
 
         The hashes of the candidates ``near``, int64 (4, K), agree already. Here their looks are compared, if the hashes
-        have looks, and ``confirm`` is asked, if it is given. This takes far longer than ``hashes_agree``.
+        have looks. If there is a ``confirm``, it compares the thumbnails. This takes far longer than ``hashes_agree``.
         """
         same = np.ones(near.shape[1], np.bool_)
         for start in range(0, len(same), _LOOKS_AT_ONCE):
@@ -283,10 +283,10 @@ class _FrameSearch:
         return self._videos[place], window
 
     def _chooser(self, clusters: Components) -> Choose:
-        """Return the function that ``BlockSearch.pairs`` calls to choose pairs (see ``Choose``).
+        """Return the function that selects pairs for ``BlockSearch.pairs`` (see ``Choose``).
 
-        It leaves out pairs of videos that are connected in ``clusters`` already, or whose other frames show that they
-        cannot have the same footage.
+        It leaves out pairs of videos that are connected in ``clusters`` already. It also leaves out pairs of videos
+        whose other frames rule out the same footage (``_telling_frames``).
         """
         table = self._judge.table
 
@@ -499,7 +499,7 @@ class BlockSearch:
     def _in_matrix(
         self, queries: Codes, query: Places, entries: slice, choose: Choose
     ) -> Iterator[tuple[Places, Places]]:
-        """Compare all queries and entries that have the same key; yield the near pairs that ``choose`` chooses.
+        """Compare all queries and entries of one key (the bits of the block); yield the near pairs that are chosen.
 
         Pairs are yielded as (queries, entries), both (K,): indices before sorting. They are computed in matrices of
         queries by entries. The first matrices have few rows. Their pairs connect many videos, and ``choose`` can then
