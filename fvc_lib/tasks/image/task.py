@@ -196,9 +196,9 @@ _COLOUR = 0.15  # brightness, contrast and saturation are scaled by 1 - this to 
 
 
 def decoded_side(size: int, *, training: bool) -> int:
-    """Return the length in pixels that the shorter side of a picture gets when it is decoded.
+    """Return the length in pixels to which the shorter side of a picture is scaled when it is decoded.
 
-    No crop of the decoded picture then needs to be enlarged to ``size``.
+    It is large enough that every crop has at least ``size`` pixels per side, so no crop is enlarged.
 
     Args:
         size: side of the square that the network sees, in pixels.
