@@ -143,7 +143,7 @@ class MetricLog(JsonLines):
         """Append one line per entry of ``metrics`` (values by name), all in one write.
 
         ``step`` counts optimizer steps, and ``epoch`` counts from 1. ``phase`` is, for example, train,
-        validation, selection (the best epoch and the threshold are chosen), test, or the name of a control training
+        validation, selection (temperature and threshold are chosen), test, or the name of a control training
         (``tasks.CONTROL_TRAININGS``).
         """
         now, lines = round(time.time(), 3), []
