@@ -1,1 +1,1 @@
-"""Detectors: networks and classical models, one file per network or per family of networks with a common adapter."""
+"""Detectors: networks and classical models. A file has one network, or a family of networks that share code."""

@@ -111,9 +111,10 @@ def _fit_svm(values: Values, labels: Labels, weights: Values, settings: Settings
 
 
 def _svm_logits(arrays: Arrays, values: Values) -> Values:
-    """Return the margins, float64 (N,), positive for fake.
+    """Return the margins of a support vector machine, float64 (N,), positive for fake.
 
-    Every training fits a temperature, a factor that makes them log odds (Platt, 1999).
+    Margins are not log odds. The training multiplies them by a fitted factor, the temperature, which makes them log
+    odds (Platt, 1999).
     """
     from sklearn.metrics.pairwise import rbf_kernel
 

@@ -45,9 +45,11 @@ class Residual(nn.Module):
     def penalty(self, main: Tensor) -> Tensor:
         """Return the sum of the paper's two losses, a scalar: orthogonality (equation 4) and norm (equation 5).
 
-        The initial U and V are orthogonal to ``main``, the frozen part (out, in). So the components of U and V outside
-        the spaces of the initial U and V are penalised. For a weight that is not square this is stricter on the longer
-        side than the paper.
+        ``main`` is the frozen part of the weight, (out, in). The first loss keeps U and V orthogonal to ``main``, and
+        their vectors orthonormal. It penalises the components of U that leave the space of the initial U, which was
+        orthogonal to ``main``; likewise for V. If the weight is not square, this is stricter on the longer side than
+        the paper's loss, because there are more directions that are orthogonal to ``main``. The second loss is the
+        change of the full weight's squared norm.
         """
         across, down = self.left.T @ self.left, self.right @ self.right.T
         outside_left = self.left - self.first_left @ (self.first_left.T @ self.left)

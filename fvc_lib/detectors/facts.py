@@ -21,7 +21,7 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 @dataclass(frozen=True)
 class DetectorFacts:
-    """A detector's declaration, its measured sizes, and whether it can be used on this machine."""
+    """A detector's ``DetectorSpec`` (name, input, origin), its size and cost, and whether it runs on this machine."""
 
     spec: DetectorSpec
     missing: tuple[str, ...]  # packages that are not installed

@@ -113,7 +113,10 @@ class Trunk(nn.Module):
         return torch.frombuffer(bytearray.fromhex(weights_digest(super().state_dict())), dtype=torch.uint8)
 
     def state_dict(self, *args: Any, **options: Any) -> Any:
-        """Return the weights by name; for a frozen trunk only ``digest``, their SHA-256, since they are published."""
+        """Return the weights by name; for a frozen trunk only their SHA-256, as ``digest``.
+
+        A frozen trunk has the published weights, so checkpoints need not store them.
+        """
         if not self.is_frozen:
             return super().state_dict(*args, **options)
         state = options.get("destination")

@@ -1,11 +1,13 @@
-"""``probe:TRUNK``: a logistic regression on what a frozen network computes of a video's frames at all depths.
+"""``probe:TRUNK``: a logistic regression on the features and intermediate activations of a frozen network.
 
-The trunk is any registered network with published weights. Its features of a frame are its output and, of several
-stages, mean and standard deviation of each channel over the frame. Early stages hold traces of encoding and generation
-that the output no longer shows. The features of a video are means over its frames. The regression has a fixed
-penalty, and is fitted to all training groups.
+The trunk is any registered network with published weights. A frame is described by the trunk's output, and by the mean
+and standard deviation over the picture of every channel at several depths (the ends of stages). Early stages hold
+traces of encoding and generation that the output no longer shows. The features of a video are means over its frames. A
+trunk on whole clips gives its output only.
 
-Frames show the centre of the picture (fit ``crop``), since letterboxed frames would show the aspect ratio.
+The regression has a fixed penalty, and is fitted to all videos of the training part; none is set aside to choose
+settings. Frames are cropped to the middle square of the picture, because black bars around the complete picture would
+tell the model the aspect ratio.
 """
 
 from collections.abc import Sequence
@@ -32,8 +34,8 @@ class StageTrunk(PictureTrunk):
     """A trunk on single frames that also returns the statistics of its stages.
 
     Args:
-        trunk: the network; the parts that gradient checkpointing may compute again are its blocks.
-        side: side of the frames in pixels, to find out the shapes.
+        trunk: the network. Its stages are sought among its ``recomputable`` blocks, those of gradient checkpointing.
+        side: side of the frames in pixels. The shapes of outputs are found by computing one picture of this size.
     """
 
     def __init__(self, trunk: PictureTrunk, side: int) -> None:
@@ -69,9 +71,10 @@ def _outputs(trunk: Any, parts: Sequence[nn.Module], pictures: Tensor) -> tuple[
 
 
 def _ends_of_stages(blocks: Sequence[nn.Module], outputs: Sequence[Tensor]) -> list[nn.Module]:
-    """Return the last block of every run of blocks whose outputs have one shape.
+    """Return the last block of every stage, a series of consecutive blocks with outputs of equal shape.
 
-    If all blocks have outputs of one shape, return up to four blocks at even distances, the last one included.
+    If all outputs have the same shape, as in a vision transformer, up to four blocks are returned: at even distances,
+    the last block included. ``outputs`` has the output of every block.
     """
     shapes = [output.shape for output in outputs]
     ends = [number for number, shape in enumerate(shapes) if number + 1 == len(shapes) or shapes[number + 1] != shape]

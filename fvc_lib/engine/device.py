@@ -90,9 +90,10 @@ def device_memory_probe(device: torch.device) -> Callable[[], DeviceMemory] | No
 
 @contextmanager
 def deterministic_algorithms(device: torch.device) -> Iterator[None]:
-    """Within the block, make torch raise an error for operations whose results vary from run to run, if on the CPU.
+    """Return a context in which torch raises an error for non-deterministic operations if ``device`` is the CPU.
 
-    On other devices such operations stay allowed, because some have no deterministic version there.
+    Such operations give slightly different results from run to run. On other devices they stay allowed, because some
+    have no deterministic version there.
     ``torch.use_deterministic_algorithms`` is not used, because it imports torch's compiler.
     """
     settings = torch.utils.deterministic
@@ -118,10 +119,10 @@ def without_memory() -> Iterator[None]:
 
 
 def clips_in_a_pass(device: torch.device, batch_size: int) -> int:
-    """Return the number of clips in one forward pass if its results are stored: 1 on a CPU, else ``batch_size``.
+    """Return the batch size for forward passes whose results are stored: 1 on a CPU, else ``batch_size``.
 
-    Rounding depends on the shape of a batch. So all batches get the same shape (``filled_up``), and a clip's stored
-    result does not depend on the other clips. On a CPU, larger batches are hardly faster per clip.
+    A clip's stored result must not depend on the other clips of its batch. But rounding depends on the shape of a
+    batch, so ``filled_up`` gives all batches this size. On a CPU, larger batches are hardly faster per clip.
     """
     return 1 if device.type == "cpu" else batch_size
 
@@ -279,7 +280,7 @@ class Precision:
 
     @property
     def overflow_is_normal(self) -> bool:
-        """Whether an infinite gradient may be caused by the loss scale alone, because the scale is at least 1."""
+        """Whether the loss scale may be the cause of an infinite gradient; False if the scale is below 1."""
         return self.scales_losses and float(self.scaler.get_scale()) >= 1
 
     def _new_scaler(self) -> torch.amp.GradScaler:

@@ -75,7 +75,8 @@ def epoch_order(
 def effective_batches(order: IntArray, size: int, first: int = 0) -> list[list[int]]:
     """Return ``order``, an epoch's sample indices, divided into effective batches (the samples of one optimizer step).
 
-    A batch has ``size`` indices; the last may have fewer. The ``first`` batches are left out, as after a resume.
+    A batch has ``size`` indices; the last may have fewer. The result begins with batch number ``first`` (0-based):
+    after a resume, the earlier batches are already done.
     """
     return [order[start : start + size].tolist() for start in range(first * size, order.size, size)]
 
@@ -126,8 +127,9 @@ class LoaderDiedError(FvcError):
 class PlannedBatch(NamedTuple):
     """A batch that is to be loaded.
 
-    ``data_set`` is the index of its data set in a list of data sets. ``epoch`` (0-based) selects the samples of that
-    epoch from an ``EpochSampleSet``; None: the data set itself is read. ``samples`` are sample indices; may be empty.
+    ``data_set`` is the index of its data set in a list of data sets. ``samples`` are sample indices; may be empty.
+    ``epoch`` (0-based) is the epoch for which samples are augmented, if the data set is an ``EpochSampleSet``. None:
+    the data set itself is read.
     """
 
     data_set: int
@@ -257,8 +259,8 @@ def _deaths_noticed(num_workers: int) -> Iterator[Callable[[Iterator[Batch]], Ba
     """Enable torch's signal handler for dead loader processes only while the training waits for a batch.
 
     While the handler is enabled, it may raise at any line of the program, for example within an optimizer's step.
-    Without it, a dead process is noticed only after five seconds. If ``num_workers`` is 0, or outside the main thread,
-    where torch sets no handler, nothing is changed.
+    Without it, a dead process is noticed only after five seconds. Nothing is changed if ``num_workers`` is 0, or in a
+    thread other than the main thread, because signal handlers can be set only there.
 
     Yields:
         A function that returns the next batch of a loader. It raises if a loader process has died since its last call.

@@ -227,7 +227,7 @@ class Engine:
         """Copy rank 0's weights to all ranks (processes), and seed the random generators of every rank differently.
 
         Raises:
-            UsageError: the ranks would round differently.
+            UsageError: the ranks differ in a setting on which rounding depends, such as the number of threads.
         """
         refuse_unequal_ranks(self._ranks, training_state.numerics(self.compute, self._ranks.size))
         self._model.load_state_dict(self._ranks.from_leader("weights", self._model.state_dict))
@@ -253,13 +253,13 @@ class Engine:
         self._checkpoints.save(self._model, self._stepper, self.state)
 
     def _restore_checkpoint(self, lost: str) -> None:
-        """Restore the last checkpoint after memory ran out in the optimizer's step, so that weights are undefined.
+        """Restore the newest checkpoint after memory ran out while the optimizer's step was changing the weights.
 
         ``lost`` is the message of the out-of-memory error.
 
         Raises:
-            MemoryExhaustedError: memory has run out in this way before, and the training has not passed that step
-                since; or there is no checkpoint.
+            MemoryExhaustedError: memory has run out in this way before, at the same step or a later one; or there is
+                no checkpoint.
         """
         at_step = self.state.step
         self._model.zero_grad(set_to_none=True)
@@ -405,9 +405,9 @@ class Engine:
     ) -> tuple[LossMean, bool]:
         """Evaluate ``model`` on all samples of ``data``.
 
-        A rank evaluates only complete effective batches, because with other batch shapes a convolution or a float32 sum
-        may round differently. So scores, metrics and losses equal those of a single process to the bit, if every rank
-        has the same number of threads.
+        Several ranks share the batches of ``effective_batch_size`` samples, but no batch is divided. So the batches
+        have the same shapes, and are rounded in the same way, as in a single process. Scores, metrics and losses are
+        then equal to the bit, if every rank has the same number of threads.
 
         Args:
             model: the model; it is set to evaluation mode.

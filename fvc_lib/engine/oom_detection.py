@@ -94,7 +94,7 @@ class MicroBatchPlan:
         return self.changes[-1].micro_batch
 
     def done(self, step: int, micro_batch: int) -> None:
-        """Record that ``step`` was computed with ``micro_batch`` samples in memory at once, if this is a change."""
+        """Record ``micro_batch``, with which ``step`` was computed, if it differs from the micro-batch before."""
         if micro_batch != self.current:
             self.changes.append(MicroBatchChange(step, micro_batch))
 
@@ -105,8 +105,8 @@ class MicroBatchPlan:
     def resume(self, document: dict[str, Any], step: int) -> None:
         """Continue at ``step`` from the plan that ``to_document`` wrote to ``document``.
 
-        The last stored micro-batch is used on. But if ``planned`` differs from the stored ``planned``, for example
-        because the user has changed it, the new value is used.
+        The current micro-batch is then the last stored one. But if the user has changed the planned micro-batch since
+        ``document`` was stored, it is the new planned one.
         """
         self.changes = [MicroBatchChange(*change) for change in document["changes"]]
         if self.planned != document["planned"]:

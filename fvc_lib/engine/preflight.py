@@ -339,9 +339,9 @@ def _held(device: torch.device, *, peak: bool = False) -> int:
 def _train_a_little(request: StepRequest, size: int) -> int:
     """Train two steps with ``size`` samples in memory at once, and return the size of an effective batch in bytes.
 
-    The steps use the engine's code. A copy of the weights is in memory during the steps, because a training holds the
-    weights of its best epoch. A step computes only two micro-batches: during the second one, the gradients of the first
-    are in memory, and further ones need no more.
+    The caller measures the memory of these steps; they use the engine's code. A copy of the weights is in memory during
+    the steps, because a training holds the weights of its best epoch. A step computes only two micro-batches. The
+    second needs the most memory, because the gradients of the first are in memory. Further ones need no more.
     """
     device, batch_bytes = request.compute.device, 0
     precision = devices.Precision(request.compute)

@@ -4,9 +4,10 @@ Dropout masks are drawn separately for every sample of an effective batch (the s
 splitting the batch into micro-batches (parts that fit into memory), or sharing it among ranks (processes), changes no
 result.
 
-Every call of a dropout layer draws one number from torch's random state. That state is the same at the beginning of
-every part of an effective batch, and gradient checkpointing restores it for its second forward pass. This number and
-the sample's index in the effective batch seed the sample's mask. So the mask is also the same after a resume.
+The mask of a sample has a seed made of two numbers: the sample's index in the effective batch, and a number that the
+dropout layer draws from torch's random state in every call. That state is set to the same value before every part of
+an effective batch. Gradient checkpointing restores it for its second forward pass. A resumed training draws the same
+masks.
 
 This covers ``nn.Dropout``, ``Dropout1d``, ``Dropout2d`` and ``Dropout3d``. Other random draws in a forward pass are
 made for a whole micro-batch at once. If an effective batch must be split, a network with such draws is refused.
@@ -140,8 +141,8 @@ class Samples:
 class SampleDropout:
     """Make the dropout layers of ``model`` draw a separate mask for every sample, while ``samples`` is set.
 
-    The forward methods of the layers and hooks of the model do this; names of parameters and buffers stay. While
-    ``samples`` is None, the layers behave as in torch. ``device`` is the device of the model.
+    While ``samples`` is None, the layers behave as in torch. The constructor replaces the forward methods of the layers
+    and registers forward hooks on the model; names of parameters and buffers stay. ``device`` is the model's device.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -166,7 +167,7 @@ class SampleDropout:
         return self._active and not self._checked
 
     def of(self, samples: Samples | None) -> None:
-        """Set ``samples`` for the next forward and backward passes; None: use torch's dropout."""
+        """Set ``samples``, the samples of the next forward and backward passes; None: use torch's dropout."""
         self.samples, self._num_passes = samples, 0
 
     def check(self, batch: Batch, forward: Callable[[int, Batch], Any]) -> None:

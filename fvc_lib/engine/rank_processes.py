@@ -1,8 +1,8 @@
 """Start the ranks (processes that train a model together), forward their reports, and explain how they ended.
 
 On one machine ``torch.multiprocessing`` starts the ranks. On several nodes of a SLURM job ``srun`` does. Every rank
-writes a file of JSON lines with its phases, its events and its end, which the starting process reads. Rank 0 itself
-writes the metric log, so that every step in a checkpoint was logged.
+writes a file of JSON lines with its phases, its events and its end, which the starting process reads. Metrics do not
+take this way: rank 0 writes them to the metric log before it saves a checkpoint, so no step before it is missing there.
 """
 
 from __future__ import annotations
@@ -108,9 +108,10 @@ def rank_file(log: str | Path, rank: int) -> Path:
 class RankFile:
     """Write the JSON lines of one rank: its phases, its progress, its events and its end.
 
-    It is the ``MemoryObserver`` of a rank. A line records a call of a method: the name as ``kind``, and the positional
-    and named ``arguments``. Rank 0 writes all calls. Other ranks write only their beginning, their end, and events that
-    concern only them, such as an out-of-memory. ``log`` is the path of the ranks' output.
+    A rank uses it as its ``MemoryObserver``. Every call of a method is written as a line, which the starting process
+    reads and calls on its own observer. A line has ``kind`` (name of the method), ``arguments`` (positional) and
+    ``named``. Rank 0 writes all calls. Other ranks write only their beginning, their end, and events that concern only
+    them, such as an out-of-memory error. The lines are written to ``rank_file(log, rank)``.
     """
 
     def __init__(self, log: str, rank: int) -> None:
@@ -144,9 +145,10 @@ class RankFile:
 
 
 class _RankFiles:
-    """Read the JSON lines of all ranks, and repeat their calls on ``memory`` and ``progress``.
+    """Read the JSON lines that the ranks write, and report their content to the starting process.
 
-    ``ends`` has (class name, message) of the error that ended a rank, by the rank's index.
+    A line records a call of a ``RankFile`` method. Phases and events are passed to ``memory``, numbers of steps to
+    ``progress``. ``ends`` has (class name, message) of the error that ended a rank, by the rank's index.
     """
 
     def __init__(self, log: Path, size: int, memory: MemoryObserver, progress: Progress | None) -> None:
@@ -299,7 +301,7 @@ def _become_srun(_: int, command: list[str], log: str, variables: dict[str, str]
     """Replace this process by ``command``, which runs srun.
 
     Output is appended to the file ``log``; ``variables`` are added to the environment. If the parent process dies, the
-    system sends srun an interrupt, as torch has requested for its child processes.
+    operating system interrupts srun (SIGINT), because ``torch.multiprocessing`` arranges this for its processes.
     """
     _write_to(log)
     os.execvpe(command[0], command, {**os.environ, **variables})

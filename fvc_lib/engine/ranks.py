@@ -307,9 +307,10 @@ class ProcessRanks(Ranks):
 
     @contextmanager
     def _committed(self, place: str) -> Iterator[None]:
-        """Guard the exchange in the block, named ``place``: if it fails, this rank takes part in no further exchange.
+        """Return a context for an exchange; if it fails, this rank refuses every later meeting.
 
-        The other ranks wait in the same exchange. They notice that this rank failed only when its process ends.
+        The other ranks then still wait in this exchange, so no error can be sent to them. They notice the failure only
+        when the process of this rank ends. ``place`` names the exchange in error messages.
         """
         over, self._over = self._over, True
         with _loss_noticed(place):

@@ -4,12 +4,13 @@ An effective batch has the samples of one optimizer step. It is computed in micr
 at a time. The loss of a micro-batch is a weighted sum over samples. The gradients of these sums are added, and divided
 once by the total weight. So any split gives the gradients of the unsplit batch, up to a relative error of 1e-6 in
 float32 and 1e-12 in float64. For parts of one sample the error is 1e-5 in float32, because torch computes them with
-other kernels. (The usual mean over equal parts has errors of up to 1.5 if samples have different weights.)
+other kernels. (Gradient accumulation usually averages the mean losses of the micro-batches. If samples have different
+weights, this gives relative errors of up to 1.5.)
 
 When memory runs out, the model's buffers and the random state are restored, and the batch is computed again with half
-the micro-batch. Several ranks (processes) may share a batch. A rank computes, and halves its micro-batch, without the
-others. The ranks exchange data only when all of them have their gradients. torch's DistributedDataParallel sums inside
-the backward pass, where a rank that runs out of memory leaves the others waiting.
+the micro-batch. Several ranks (processes) may share a batch. A rank computes its gradients, and repeats this with
+smaller micro-batches, without the others. The ranks exchange data only when all of them have their gradients. torch's
+DistributedDataParallel sums inside the backward pass, where a rank that runs out of memory leaves the others waiting.
 
 The optimizer's step is no transaction: it changes weights in place. If memory runs out within it, some weights are old
 and some new. Then a checkpoint must be restored (``StepLostError``).
@@ -184,9 +185,11 @@ class BatchTransaction:
     def _sum_over_samples(self, work: _Work, micro_batch: int) -> Agreement:
         """Compute this rank's gradients of a loss that is a sum over samples, and agree with the other ranks.
 
-        ``work`` has the samples, and ``micro_batch`` is the first number of samples in memory at once. The exchange is
-        repeated until all ranks have the same micro-batch, or until this rank must compute again with a smaller one. If
-        all samples of this rank fit into the smaller micro-batch, it need not compute again.
+        All ranks must use the smallest micro-batch of any rank. If it is smaller than that of this rank, the caller
+        must compute again (``settled`` is False). If all samples of this rank fit into it, or only other ranks must
+        compute again, this rank just repeats the exchange.
+
+        ``work`` has the samples; ``micro_batch`` is the number of samples in memory at once in the first attempt.
         """
         loss, micro_batch = self._until_it_fits(partial(self._accumulate, work), work, micro_batch)
         while True:
@@ -295,11 +298,11 @@ class BatchTransaction:
         """Undo an attempt that ran out of memory, and return the micro-batch of the next attempt.
 
         It is half of ``micro_batch``, at least 1. The state before the batch is restored, and the error with the
-        message ``failure`` is reported. If a single sample, or the comparison of all samples, did not fit, there is
-        only one more attempt.
+        message ``failure`` is reported. If a single sample, or the comparison of all samples, does not fit, it is tried
+        twice.
 
         Raises:
-            MemoryExhaustedError: the last attempt already was this repetition.
+            MemoryExhaustedError: a single sample or the comparison did not fit for the second time.
         """
         # A rank whose share is empty still takes part in the comparison of all samples.
         used, comparing = min(micro_batch, len(work.batch) or micro_batch), self._where == "joint_loss"

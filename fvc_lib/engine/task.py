@@ -253,9 +253,10 @@ class FollowsEpochs(Protocol):
     """A task whose set of trainable parameters depends on the epoch: for example, only the head at first."""
 
     def begin_epoch(self, model: nn.Module, epoch: int, /) -> None:
-        """Set ``requires_grad`` of all parameters of ``model`` for ``epoch`` (0-based), independently of their values.
+        """Set ``requires_grad`` of all parameters of ``model`` for ``epoch`` (0-based).
 
-        The engine calls this at the beginning of every epoch, and when a training resumes within an epoch.
+        The result must depend only on ``epoch``, not on how ``requires_grad`` was set before. The engine calls this at
+        the beginning of every epoch, and when a training resumes within an epoch.
         ``build_model`` must return a model with ``requires_grad=True`` for every parameter that any epoch trains.
         """
 
@@ -289,7 +290,8 @@ class EpochSampleSet(Protocol):
     """A data set whose samples differ from epoch to epoch, as with augmentation."""
 
     def at_epoch(self, epoch: int, /) -> SampleSet:
-        """Return the data set with the samples of ``epoch`` (0-based), which are equal in every process and attempt.
+        """Return the data set with the samples of ``epoch`` (0-based).
 
-        The number and order of the samples are the same in all epochs.
+        They must be equal in every process, and after a resume. The number and order of the samples are the same in all
+        epochs.
         """

@@ -89,8 +89,8 @@ class TrainingState:
         Args:
             document: result of ``to_document``.
             best_model: the weights of the best epoch, by name.
-            micro_batches: the micro-batch plan of this attempt at the training. It is changed in place to continue from
-                the stored plan.
+            micro_batches: the numbers of samples in memory at once, as planned for this run of the program. The changes
+                that are stored in ``document`` are added to it, in place.
         """
         micro_batches.resume(document["micro_batches"], document["step"])
         values = dict(document) | {
@@ -210,7 +210,8 @@ class TrainingCheckpoints:
         Args:
             model: receives the weights; must have the checkpoint's architecture.
             stepper: the optimizer of ``model``; receives the optimizer's state.
-            micro_batches: the micro-batch plan of this attempt, which is changed to continue from the stored plan.
+            micro_batches: the numbers of samples in memory at once, as planned for this run of the program. The changes
+                that are stored in the checkpoint are added to it, in place.
 
         Returns:
             The state of the training; None if there is no checkpoint. For a finished training (``keep_result``), model,

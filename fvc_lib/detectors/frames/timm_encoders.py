@@ -71,7 +71,8 @@ def _load(network: Any, path: Path, licence: str, layers: Any) -> tuple[LoadedWe
 def _sized(timm: Any, name: str, side: int) -> dict[str, Any]:
     """Return the argument of ``timm.create_model`` that builds the network ``name`` for pictures of ``side`` pixels.
 
-    It is ``{"img_size": side}`` for a network that was published for another, fixed size; else ``{}``.
+    It is ``{"img_size": side}`` if the network takes only one picture size and was published for another one than
+    ``side``; else ``{}``.
     """
     published = timm.get_pretrained_cfg(name)
     fixed = bool(published and published.fixed_input_size) and published.input_size[-1] != side
@@ -110,7 +111,9 @@ def blocks_of(network: Any) -> tuple[nn.Module, ...]:
 
 @cache
 def _declared(name: str) -> DetectorSpec:
-    """Return the declaration of ``name``, such as ``timm:resnet50``, from timm's configuration of the network.
+    """Return the ``DetectorSpec`` (input size, licence and so on) of ``name``, such as ``timm:resnet50``.
+
+    Its values are taken from timm's configuration of the network.
 
     Raises:
         UsageError: timm is missing or has no such network.

@@ -150,7 +150,7 @@ def build_encoder(options: TrunkOptions, name: str = "") -> TransformersFrames:
 
 
 def declaration(name: str, of: str, **changed: Any) -> DetectorSpec:
-    """Return the declaration of a detector that uses a published encoder.
+    """Return the ``DetectorSpec`` (input size, licence and so on) of a detector that uses a published encoder.
 
     Args:
         name: name of the detector.

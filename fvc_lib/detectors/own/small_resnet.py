@@ -22,7 +22,9 @@ class SmallResnet(Backbone):
     After He et al., "Deep residual learning for image recognition" (CVPR 2016), with group norm (Wu and He, ECCV 2018)
     in place of batch norm. Features are the mean and the maximum over the picture of the channels of the last two
     stages. The mean shows how much of the picture has a property, the maximum whether it occurs at all. The finer of
-    the two stages resolves small objects. On the sample dishes (24 epochs, one seed) the test top-1 accuracy was 1.00.
+    the two stages resolves small objects.
+
+    On the project's drawn sample pictures of dishes, after 24 epochs with one seed, the test top-1 accuracy was 1.00.
     It was 0.98 with the last stage alone, and 0.54 with means alone in a network of five stages that costs as much.
 
     Args:

@@ -36,8 +36,9 @@ _MOTION_TRUNCATION = 40.0
 def forensic_maps(frames: Tensor, cell: int) -> Tensor:
     """Return maps of picture, residual energy and frame difference, averaged over cells of ``cell`` x ``cell`` pixels.
 
-    Absolute values are taken before averaging, because averages of signed noise cancel. Levels are on a log scale, so
-    that a factor on the noise has the same effect at any level. The maps are differentiable for float pixels.
+    Absolute values of residuals and differences are averaged, because signed noise would average to zero. The logarithm
+    log(1 + x) of the averages is returned, shifted and scaled: doubling the noise then adds about the same amount to
+    weak and strong noise. The maps are differentiable for float pixels.
 
     Args:
         frames: uint8 (B, T, 3, H, W), H and W at least ``cell``.
@@ -64,7 +65,10 @@ def forensic_maps(frames: Tensor, cell: int) -> Tensor:
 
 
 def _motion(luma: Tensor, cell: int) -> Tensor:
-    """Return scaled log magnitudes of the differences to the previous and the next frame, float (B, T, 2, h, w)."""
+    """Return log magnitudes of the differences to the previous and the next frame, float (B, T, 2, h, w).
+
+    They are averaged over cells, then shifted and scaled. ``luma`` is the brightness, float (B, T, H, W).
+    """
     if luma.shape[1] == 1:
         steps = torch.zeros_like(_cells(luma, cell))
         return torch.stack([steps, steps], dim=2)

@@ -164,7 +164,7 @@ _TEMPORAL_LAYERS = 1  # transformer layers above the trunk; a clip has few frame
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """Sizes and parts of a ``VideoTextNetwork``."""
+    """The settings from which a ``VideoTextNetwork`` is built: its sizes, and which parts it has."""
 
     trunk: str  # name of a detector with ``build_trunk``, for clips of ``num_frames``
     num_frames: int
@@ -265,7 +265,11 @@ class JointSpace(nn.Module):
 
 
 class VideoTextNetwork(nn.Module):
-    """The network of a plan: a video encoder, and where the plan has them a joint space and a caption decoder."""
+    """A network for retrieval of videos by texts, and for captions.
+
+    It has a video encoder. ``plan`` says whether it also has a joint space (vectors of videos and texts that can be
+    compared) and a caption decoder.
+    """
 
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__()

@@ -17,9 +17,10 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 @dataclass(frozen=True)
 class _Kind:
-    """Names by which the transformers package calls a network's classes and settings, and its colour statistics.
+    """A family of networks: the names of its classes and settings in the transformers package, and its colours.
 
-    ``colours`` are mean and standard deviation of red, green and blue, as fractions of white.
+    ``colours`` are mean and standard deviation of red, green and blue in the publisher's training data, as fractions of
+    white.
     """
 
     model: str
