@@ -122,7 +122,7 @@ def p_values(known: Witnesses, scores: ArrayLike) -> PValues:
 
 
 def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray) -> FloatArray:
-    """Return for every new video the sum of votes of the known videos that are at most as typical of their class.
+    """Return for every new video the sum of votes of the known videos that fit their class no better than it does.
 
     For label 0 these are the reals whose score is at least the new one. For label 1 they are the fakes whose score is
     at most the new one.

@@ -57,7 +57,7 @@ def within_folds(metric: Metric, folds: ArrayLike) -> Metric:
     rows_of_fold = [np.flatnonzero(fold_of_row == fold) for fold in np.unique(fold_of_row)]
 
     def average(parts: Callable[[IntArray, FloatArray, FloatArray], tuple[FloatArray, FloatArray]]) -> Definition:
-        """Return a definition of a metric that averages over folds.
+        """Return the definition (see ``classification.Metric``) of a metric that averages over folds.
 
         ``parts`` takes labels, scores and weights of the rows of a fold. It returns (values, pairs), both (R,): the
         fold's values and their weights in the average, for R sets of row weights.

@@ -75,8 +75,8 @@ class FrameTable:
     def decoding_starts(self, positions: IntArray) -> IntArray:
         """Return for every wanted packet the keyframe at which decoding must start; only valid if ``doubt`` is empty.
 
-        This is the last keyframe at or before the packet. For a leading picture it is the last keyframe but one. A
-        leading picture is decoded after a keyframe, but shown before it, and refers to earlier frames.
+        This is the last keyframe at or before the packet. A leading picture needs the keyframe before that one, because
+        it refers to earlier frames. (It is decoded after a keyframe, but shown before it.)
 
         Args:
             positions: int64 (P,), indices of the wanted packets in decoding order.

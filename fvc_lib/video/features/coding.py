@@ -109,8 +109,9 @@ def periodicity(place: IntArray, off: Floats) -> tuple[float, float]:
 def shift(logarithm: Floats) -> float:
     """Return how much the mean packet size changes within a video.
 
-    The value is the range of the cumulative sum of deviations from the mean, divided by the scale that noise would give
-    it. Chance alone gives about 1 to 2. The value is larger if a part was encoded differently or has other content.
+    The value is the rescaled range: the range of the cumulative sum of deviations from the mean, divided by their
+    standard deviation times sqrt(P). Chance alone gives about 1 to 2. The value is larger if a part was encoded
+    differently or has other content.
 
     Args:
         logarithm: float64 (P,), binary logarithms of the sizes.

@@ -173,10 +173,10 @@ def _histograms(luma: Float32, side: int, highest: int) -> Float32:
 
 
 def _combs(histograms: npt.NDArray[np.float32]) -> Float32:
-    """Return how strongly coefficients gather at multiples of every step in ``_STEPS``, float32 (..., steps).
+    """Return scores, float32 (..., steps), of how strongly coefficients gather at the multiples of quantiser steps.
 
-    For unquantised coefficients a value has mean 0 and standard deviation 1, approximately. ``histograms`` is float32
-    (..., 512), as ``_histograms`` returns it.
+    There is one score per step in ``_STEPS``. For unquantised coefficients, scores have a mean of about 0 and a
+    standard deviation of about 1. ``histograms`` is float32 (..., 512), as ``_histograms`` returns it.
     """
     return np.asarray((histograms @ _COMB) / np.sqrt(np.maximum(histograms @ _COUNTED, 1) / 2))
 

@@ -152,10 +152,10 @@ def measure_spectrum(luma: Float32) -> dict[str, Float32]:
 
 
 def _periodic(luma: Float32) -> Float32:
-    """Return the binary logarithm of the strongest periodic component divided by the median component, float32 (N,).
+    """Return how strongly every tile shows the periodic pattern that scaling leaves, float32 (N,).
 
-    The components are magnitudes of Fourier coefficients. They are computed from the absolute second differences along
-    rows, averaged over the rows of a tile. ``luma`` is float32 (N, 64, 64).
+    The absolute second differences along rows are averaged over the rows of a tile, and Fourier transformed. The value
+    is the binary logarithm of the largest magnitude over the median magnitude. ``luma`` is float32 (N, 64, 64).
     """
     bends = np.abs(2 * luma[:, :, 4:60] - luma[:, :, 3:59] - luma[:, :, 5:61])
     sizes = np.abs(scipy.fft.rfft(np.minimum(bends, _BEND).mean(1)))[:, _OFF_BLOCKS]
@@ -260,7 +260,7 @@ def _mean_size(residual: Float32) -> Float32:
 
 
 def _kurtosis(residual: Float32) -> Float32:
-    """Return the kurtosis of every tile's residual about 0, float32 (N,): 3 for Gaussian noise.
+    """Return the kurtosis of every tile's residual, float32 (N,), with 0 as the mean: 3 for Gaussian noise.
 
     A tile whose residual is 0 everywhere gives NaN.
     """

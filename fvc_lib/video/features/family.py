@@ -304,7 +304,7 @@ class _Seen:
 
 
 class _SampleSink:
-    """A sink (receiver of decoded frames) that stores a ``_Seen`` per wanted frame: tiles and data, no whole frame."""
+    """A sink (receiver of decoded frames) that stores the measured parts (``_Seen``) of every wanted frame."""
 
     def __init__(self, opened: VideoSource, runs: Sequence[IntArray]) -> None:
         context = opened.stream.codec_context

@@ -19,7 +19,7 @@ def measure(run: Run) -> dict[str, Values]:
     For each pair of neighbouring frames, shape (L - 1,): ``equal`` (1 if all compared pixels are equal),
     ``equal_tiles`` (share of equal tiles) and ``difference`` (mean absolute difference of tiles, in grey levels).
 
-    For the run, shape (1,), or (0,) for fewer than ``_FEWEST`` frames: ``dip`` (how much less the most alike pair
+    For the run, shape (1,), or (0,) for fewer than 3 frames: ``dip`` (how much less the most alike pair
     differs than the other pairs) and ``jump`` (how much more the most different pair differs). Both are differences
     of binary logarithms.
 
