@@ -59,10 +59,11 @@ class Normalised(nn.Module):
 class Trunk(nn.Module):
     """A published network without its class layer, which turns clips into features. Subclasses implement ``encode``.
 
-    During training, only the dropout layers of the network are in training mode. Otherwise batch norms would use the
-    statistics of a micro-batch, and stochastic depth and dropout of attention would draw once per micro-batch. The
-    result would then depend on how a batch is split to fit the memory. If training starts from scratch, group norms
-    replace batch norms. ``notes`` are sentences about these differences from the published network.
+    The result of a training step must not depend on how its batch is split into micro-batches to fit the memory. So
+    only the dropout layers of the network are in training mode during training. Batch norms use their stored statistics
+    instead of those of a micro-batch. Stochastic depth and dropout of attention, which draw once per micro-batch, are
+    off. If training starts from scratch, group norms replace batch norms. ``notes`` are sentences about these
+    differences from the published network.
 
     Args:
         network: the publisher's module without class layer; files of weights hold its ``state_dict``.

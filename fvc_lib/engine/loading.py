@@ -84,7 +84,7 @@ def effective_batches(order: IntArray, size: int, first: int = 0) -> list[list[i
 def batch_size_of(num_samples: int, size: int, number: int) -> int:
     """Return the number of samples in effective batch ``number`` (0-based) of an epoch with ``num_samples`` samples.
 
-    It is ``size``, at most ``size`` for the last batch, and 0 for a number after the last batch.
+    It is ``size``; the last batch may have fewer samples. For a number after the last batch it is 0.
     """
     return max(0, min(size, num_samples - number * size))
 

@@ -38,7 +38,7 @@ _TRAINING, _VALIDATION = 0, 1  # indices in the list of data sets that a trainin
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """The settings of a training, the same for all tasks."""
+    """The settings of a training that do not depend on the task."""
 
     epochs: int
     effective_batch_size: int

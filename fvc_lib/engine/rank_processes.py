@@ -82,7 +82,7 @@ def rank_place(environ: Mapping[str, str] | None = None) -> RankPlace:
 
 @dataclass(frozen=True)
 class Launch:
-    """Options that the starting process passes to every rank, as JSON in the variable ``LAUNCH_VARIABLE``."""
+    """Options that the starting process passes to every rank, as JSON in the environment (``LAUNCH_VARIABLE``)."""
 
     config: str  # the run's parameters, as JSON
     log: str  # path for the ranks' output; their files of JSON lines are in the same folder

@@ -41,7 +41,7 @@ class RankLostError(FvcError):
 class RankEndedError(RankLostError):
     """A rank was ended by a signal, or ended without giving a reason. Exit code 1: a SLURM job does not requeue itself.
 
-    The machine still works, so a repetition might fail in the same way.
+    The cause may be the training itself, such as a lack of memory, so a repetition might fail in the same way.
     """
 
     exit_code = 1

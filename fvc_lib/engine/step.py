@@ -85,7 +85,7 @@ class BatchGradients:
 
 @dataclass(frozen=True)
 class _Work:
-    """An effective batch (with several ranks, this rank's share of it), and the state before its computation."""
+    """This rank's share of an effective batch, and the state to restore before the batch is computed again."""
 
     batch: Batch  # the samples of this rank; may be empty
     num_samples: int  # number of samples of the effective batch, over all ranks
@@ -328,7 +328,7 @@ class BatchTransaction:
             return outputs, self._task.loss(outputs, part)
 
     def _scaled(self, work: _Work, total: Tensor) -> Tensor:
-        """Return the loss ``total`` divided by the size of the effective batch; in float16 times the loss scale."""
+        """Return the loss ``total`` divided by the effective batch's size; in float16 also times the loss scale."""
         return self._precision.scaler.scale(total / work.num_samples)
 
     def _roll_back(self, work: _Work) -> None:
@@ -369,7 +369,8 @@ def attempt(compute: Callable[[], T]) -> tuple[T | None, str]:
 def refuse_split_batch_norm(model: nn.Module, micro_batch: int, num_samples: int) -> None:
     """Raise ``BatchNormSplitError`` if ``model`` has a batch norm in training mode.
 
-    Call this if an effective batch (the samples of one optimizer step) must be computed in parts.
+    A batch norm would normalise over the parts instead of the batch. So call this if an effective batch (the samples of
+    one optimizer step) must be computed in parts.
     ``micro_batch`` and ``num_samples`` are the sizes of the parts and of the effective batch, for the message.
     """
     for name in training_batch_norms(model):

@@ -108,7 +108,7 @@ def copy_weights(model: nn.Module) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
-    """The history of a finished training, and facts about whether it can be repeated exactly."""
+    """The history of a finished training, and whether a repetition would give the same bits."""
 
     __pydantic_config__ = NAN_AS_TEXT
 
@@ -132,10 +132,7 @@ class TrainingRecord:
         )
 
     def claim(self) -> str:
-        """Return a text that says whether the training can be repeated with the same result to the bit.
-
-        If it cannot, the text has the reasons.
-        """
+        """Return a sentence on whether a repetition of the training gives the same result to the bit, or why not."""
         if self.inexact_because:
             return f"equality to the bit is not claimed: {'; '.join(self.inexact_because)}"
         if len(self.micro_batch_schedule) > 1:
@@ -146,7 +143,8 @@ class TrainingRecord:
 def numerics(compute: ComputeDevice, num_ranks: int = 1) -> dict[str, str]:
     """Return the settings that determine how sums are rounded, as text by name.
 
-    They are torch's version, the number of threads, device, precision, CPU instruction set and the number of ranks.
+    They are torch's version, the number of threads, the device, the precision, the CPU's instruction set and the number
+    of ranks.
     """
     return {
         "torch": str(torch.__version__),  # its own class would be refused on loading
