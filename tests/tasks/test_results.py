@@ -22,6 +22,7 @@ from fvc_lib.tasks.video.results import (
     confusion_table,
     kfold_results,
     scores_across_sources,
+    sees_bars,
     slice_table,
     undecoded,
 )
@@ -99,12 +100,14 @@ def test_letterboxed_frames_bring_a_control_on_the_shape_of_the_picture(tables: 
     is_fake = controls.fake_labels(folds) == 1
     index = tables.index(folds, width=np.where(is_fake, 640, 360).tolist(), height=np.where(is_fake, 360, 640).tolist())
     predictions = tables.predictions(folds, good_scores(folds))
-    bars = kfold_results(index, folds, predictions, CONFIG.model_copy(update={"model": "frame_cnn"}))
-    assert row(bars, "shape_only", "all", "roc_auc")["value"] == 1.0
     turned = index.with_columns(rotation_degrees=pl.Series(np.where(is_fake, 90, 0)))
-    bars = kfold_results(turned, folds, predictions, CONFIG.model_copy(update={"model": "frame_cnn"}))
-    assert row(bars, "shape_only", "all", "roc_auc")["value"] == 0.5
-    assert kfold_results(index, folds, predictions, CONFIG).filter(source="shape_only").is_empty()
+    for described, expected in ((index, 1.0), (turned, 0.5)):
+        scored = controls.all_controls(described, folds, predictions, seed=0, has_bars=True)["shape_only"]
+        assert controls.auc_within_folds(scored, CONFIG).value == expected
+    assert "shape_only" not in controls.all_controls(index, folds, predictions, seed=0)
+    models = {"frame_cnn": True, "probe:efficientnet_lite0": False, "r3d_18": False, "forensic_svm": False}
+    assert {name: sees_bars(CONFIG.model_copy(update={"model": name})) for name in models} == models
+    assert not sees_bars(CONFIG.model_copy(update={"model": "frame_cnn", "crop": "face"}))
 
 
 def test_sources_are_scored_within_and_across(tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame) -> None:
