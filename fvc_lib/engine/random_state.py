@@ -178,7 +178,8 @@ class SampleDropout:
 
         Args:
             batch: samples to compute, at least one; if there is only one, it is used twice.
-            forward: function of (index of the first sample, samples) that calls ``of`` and runs the model.
+            forward: function that takes the index of the first sample and the samples. It calls ``SampleDropout.of``
+                with them, and runs the model.
 
         Raises:
             DropoutSplitError: a layer's input has another order, or the number of dropout calls depends on the batch.

@@ -210,11 +210,12 @@ class BatchTransaction:
         return _mean_of(losses)
 
     def _compare_samples(self, joint: JointLoss, work: _Work, micro_batch: int) -> Agreement:
-        """Compute this rank's gradients of a loss that also compares samples, and agree with the other ranks.
+        """Compute this rank's gradients of a loss that also compares samples with those of other ranks.
 
         First the outputs of all samples are computed, then their joint loss over all ranks, then the backward pass of
-        every micro-batch. If memory runs out on a rank after the first exchange, all ranks start again. ``joint`` is
-        the task, ``work`` has the samples, and ``micro_batch`` is the first number of samples in memory at once.
+        every micro-batch. The ranks exchange the outputs. If memory runs out on a rank after that, all
+        ranks start again. ``joint`` is the task, ``work`` has the samples, and ``micro_batch`` is the number of samples
+        in memory at once at the beginning.
         """
 
         def collect(fitting: int) -> Compared:

@@ -282,7 +282,7 @@ class StreamedSampleSet(Protocol):
 
     @property
     def stream(self) -> Stream | None:
-        """The positions of the samples in shards; None if any reading order is fast."""
+        """The positions of the samples in shards; None if they can be read in random order as fast."""
 
 
 @runtime_checkable

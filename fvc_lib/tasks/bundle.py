@@ -232,7 +232,7 @@ def _copy_weights(source: Path, target: Path) -> None:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle whose files have been checked.
+    """A bundle: a folder with trained detectors that can judge videos without their run; its files have been checked.
 
     Attributes:
         folder: the absolute path of the bundle.

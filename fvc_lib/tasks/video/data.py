@@ -229,6 +229,10 @@ class SealedFold:
     def open(self, selection: RecordedSelection) -> tuple[ClipRow, ...]:
         """Return the rows of the test videos, sorted by video id.
 
+        Args:
+            selection: the record of the training's choices (epoch, temperature, threshold). It proves that they were
+                made before this call.
+
         Raises:
             LeakageError: ``selection`` is not the record of this fold, or the fold was opened before.
         """
@@ -321,7 +325,7 @@ def control_clips(
 
     Args:
         rows: the rows that the model is trained on.
-        index: returns INDEX; called for the control on sources of reals alone.
+        index: function that returns INDEX. Only the control on sources of reals calls it.
         source: the clips.
         config: which controls are wanted.
         clips: the parts that the model is trained, validated and tested on.

@@ -335,9 +335,10 @@ class _SampleSink:
 
 
 def _luma(frame: VideoFrame, reformatter: VideoReformatter) -> tuple[Float32, Float32]:
-    """Return a tuple of two arrays of luma, 0 to 255: the tiles of a frame, and the frame averaged down.
+    """Return ``(tiles, small)``: luma of a frame, 0 to 255.
 
-    They are float32 (N, 64, 64) and (h, w), as in ``Run``.
+    ``tiles`` are squares cut out of the frame, float32 (N, 64, 64). ``small`` is the whole frame, reduced by averaging
+    blocks of pixels, float32 (h, w).
     """
     corners = tile_corners(frame.height, frame.width)
     kind, parts = frame.format, frame.format.components

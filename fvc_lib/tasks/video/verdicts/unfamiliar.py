@@ -256,9 +256,11 @@ class FeatureDistance:
         return sha256_of_json({name: sha256(of.tobytes()).hexdigest() for name, of in sorted(self.arrays().items())})
 
     def reasons(self, quantile: float) -> tuple[str, ...]:
-        """Return a tuple with one sentence if a video's ``quantile`` is at most ``UNFAMILIAR_AT``, else an empty tuple.
+        """Return a tuple with one sentence if a video is unfamiliar, else an empty tuple.
 
-        The sentence says that the video's features are unlike those of the run's videos.
+        The sentence says that the video's features are unlike those of the run's videos. ``quantile`` is the share of
+        the run's groups that lie at least as far from the others as the video does. The video is unfamiliar if this
+        share is at most ``UNFAMILIAR_AT``.
         """
         if quantile > UNFAMILIAR_AT * (1 + 1e-9):
             return ()
