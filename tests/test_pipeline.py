@@ -74,7 +74,7 @@ def test_the_controls_stand_beside_the_result(finished):
     results = read_table(finished[0].results, RESULTS)
     assert set(results["source"]) == {
         "model", "constant", "metadata_only", "length_only", "group_lookup_by_row", "group_lookup_by_group",
-        "shuffled_labels",
+        "shape_only", "shuffled_labels",
     }  # fmt: skip
     lookup = results.filter((pl.col("metric") == "roc_auc") & (pl.col("scope") == "all"))
     value = dict(lookup.select("source", "value").iter_rows())

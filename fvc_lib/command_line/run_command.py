@@ -33,7 +33,7 @@ from fvc_lib.execution.slurm import (
     submit,
 )
 from fvc_lib.execution.stages import Notebook, Task, refuse_stage_of_another_task, stage_named, task_keys
-from fvc_lib.services.config import RunConfig
+from fvc_lib.services.config import DECLARED, RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
@@ -351,7 +351,7 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
                 _try_network(config)
         elif config.task == DEFAULT_TASK:
             _try_network(config)
-        elif sees := DETECTORS.of_features(config.model):
+        elif config.task in DECLARED["model"].tasks and (sees := DETECTORS.of_features(config.model)):
             raise UsageError(
                 f"model {config.model!r} reads {sees} features of videos, and task {config.task} needs a network: "
                 "run_notebooks.py detectors lists them."

@@ -106,7 +106,8 @@ time.sleep(0.3)
 output(f"folds_{fold}", own + " | " + " ".join(dealt()))
 (at_work / str(fold)).unlink()
 """
-    project = make_project(per_fold=("folds",), folds=[say]).with_config(device="cuda", num_folds=3, num_ranks=2)
+    project = make_project(per_fold=("folds",), folds=[say])
+    project = project.with_config(model="frame_cnn", device="cuda", num_folds=3, num_ranks=2)
     run = project.begin()
     assert project.execute(run, jobs=3)[0] == 0
     said = [path.read_text().partition(" | ") for path in sorted(run.tables.glob("folds_*.txt"))]

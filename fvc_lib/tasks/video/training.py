@@ -6,6 +6,7 @@ labels, for example shuffled ones; the model is compared with it.
 ``train_fold`` without a fold trains one network on all groups, which has no test part.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -76,6 +77,7 @@ from fvc_lib.tasks.video.summary import (
     validation_table,
 )
 
+_logger = logging.getLogger(__name__)
 Parts = dict[str, FoldClips]  # clips of the model (key: empty text) and of its controls (key: the control's name)
 
 
@@ -163,12 +165,16 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any
 def across_sources(paths: RunPaths, config: RunConfig, index: pl.DataFrame) -> dict[str, pl.DataFrame]:
     """Return out-of-source scores of a model on features and of metadata (``results.scores_across_sources``).
 
-    The result is empty for networks, which would have to be trained again (protocol ``leave_one_source_out``), and for
-    other protocols than ``kfold``.
+    The result is empty for networks, which would have to be trained again (protocol ``leave_one_source_out``), for
+    other protocols than ``kfold``, and, with a warning, if the clips are gone.
     """
     if not config.of_features or config.protocol != KFOLD:
         return {}
-    source, _ = _read_features(paths, config, 0, {})
+    try:
+        source, _ = _read_features(paths, config, 0, {})
+    except DataError as error:
+        _logger.warning("no scores across sources: %s", error)
+        return {}
     folds = read_table(paths.folds, FOLDS)
     there = folds.filter([source.has(video_id, 0) for video_id in folds["video_id"]])
     return scores_across_sources(index, there, config, partial(classical.out_of_fold_logits, config, source))
