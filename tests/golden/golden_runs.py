@@ -29,6 +29,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "forensic": (*DEMO, "-p", "model", "forensic_logistic", "--experiment", "forensic"),
     "frozen": (*DEMO, "-p", "epochs", "2", "-p", "model", "efficientnet_lite0", "-p", "fixed_size", "0", "--experiment",
                "frozen"),
+    "probe": (*DEMO, "-p", "model", "probe:efficientnet_lite0", "-p", "fixed_size", "0", "--experiment", "probe"),
 }  # fmt: skip
 TABLES = (
     "index", "folds", "protocol", "predictions_fold_*", "validation_predictions_fold_*", "features", "images",

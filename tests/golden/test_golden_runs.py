@@ -25,7 +25,7 @@ def test_a_run_gives_what_it_gave_before(name, golden_run):
 
 
 def test_shuffled_labels_are_at_chance(golden_run):
-    for name in ("demo", "forensic", "frozen"):
+    for name in ("demo", "forensic", "frozen", "probe"):
         results = pl.read_ipc((golden_run(name) / "kfold_results.feather").read_bytes())
         row = results.filter(
             (pl.col("source") == "shuffled_labels") & (pl.col("metric") == "roc_auc") & (pl.col("scope") == "all")
