@@ -22,7 +22,8 @@ from tests.slurm.project import log_of
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 SMALL = {
-    "num_folds": 2, "fixed_size": 32, "num_frames": 4, "epochs": 16, "early_stopping_epochs": 0,
+    "model": "efficientnet_lite0", "num_folds": 2, "fixed_size": 32, "num_frames": 4, "epochs": 16,
+    "early_stopping_epochs": 0,
     "augmentations_per_video": 0, "bootstrap_replicates": 100, "inner_validation_share": 0.34,
     "shuffled_label_control": False, "device": "cpu", "memory_preflight": False,
 }  # fmt: skip
