@@ -177,6 +177,6 @@ def test_each_sample_of_a_stream_comes_once_an_epoch_over_two_ranks_with_two_loa
 @pytest.mark.long
 def test_a_rank_s_data_error_comes_out_as_one(two_ranks):
     two_ranks.store.clip_path("video00000", 0).unlink()
-    with pytest.raises(DataError, match="are gone from the clip store, the first: video00000") as caught:
+    with pytest.raises(DataError, match="are gone, the first: video00000") as caught:
         train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=NoMetrics())
     assert caught.value.exit_code == 3
