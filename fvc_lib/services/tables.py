@@ -437,7 +437,8 @@ RESULTS = _table(
     "kfold_results",
     source="text",  # model, or the control's name
     # all: a vote per video; all_by_group: a vote per group; fold_K; target:NAME; source:NAME (within a source); or
-    # across_sources (by models that saw none of the video's source)
+    # across_sources (by models that saw none of the video's source); or within_pixels (without fakes that pixels
+    # cannot show)
     scope="text",
     metric="text",
     value="number null",

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read.headline import judge, overall_scores
+from fvc_lib.analysis.read.headline import judge, overall_scores, within_pixels
 from fvc_lib.metrics.classification import balanced_accuracy, brier_score, f1, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import group_interval
@@ -133,6 +133,23 @@ def test_sources_are_scored_within_and_across(tables: Any, folds: pl.DataFrame, 
     assert (
         kfold_results(one_place, folds, predictions, CONFIG).filter(pl.col("scope").str.contains("source")).is_empty()
     )
+
+
+def test_fakes_that_pixels_cannot_show_are_scored_apart(tables: Any, folds: pl.DataFrame) -> None:
+    is_fake = controls.fake_labels(folds) == 1
+    made = np.where(np.cumsum(is_fake) % 3 == 0, "Out-of-Context", "face swap")
+    index = tables.index(folds, manipulation=[name if fake else None for name, fake in zip(made, is_fake, strict=True)])
+    unseen = is_fake & (made == "Out-of-Context")
+    scores = np.where(unseen, 0.0, good_scores(folds, separation=9.0))  # wrong on the unseen ones alone
+    found = kfold_results(index, folds, tables.predictions(folds, scores), CONFIG)
+    apart = row(found, "model", "within_pixels", "roc_auc")
+    assert apart["num_videos"] == folds.height - unseen.sum()
+    assert apart["value"] > 0.99
+    assert row(found, "model", "all", "roc_auc")["value"] < 0.8
+    (sentence,) = within_pixels(found)
+    assert f"{apart['value']:.3f}" in sentence
+    assert "metadata only" in sentence
+    assert within_pixels(found.filter(pl.col("scope") != "within_pixels")) == ()
 
 
 def test_a_group_has_one_vote_and_videos_left_out_have_none(tables: Any, folds: pl.DataFrame) -> None:

@@ -68,6 +68,7 @@ REAL_SOURCE_FLOOR = "real_source_floor"  # the model's scores, measured on two s
 REAL_SOURCE_CONTROL = "real_source_control"  # the same detector, trained to tell the two sources of reals apart
 MARGIN = "margin_over_floor"
 ACROSS_SOURCES = "across_sources"  # scope of scores by models that saw none of the video's source
+WITHIN_PIXELS = "within_pixels"  # scope of the videos without the fakes that pixels cannot show
 _MORE_REALS = (
     "To do about it: test on another corpus (-p protocol cross_corpus); or add reals from where the fakes come from."
 )
@@ -297,6 +298,7 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
         measured = _scores_over_folds(run, answer.frame)
         cautions = (
             *across_sources(answer.frame),
+            *within_pixels(answer.frame),
             *protocol_cautions(parameters, answer.frame, HEADLINE_METRIC),
         )
     if not measured.scores:
@@ -436,19 +438,33 @@ def across_sources(results: pl.DataFrame) -> tuple[str, ...]:
     A score is across sources if no network was trained on videos of the source that it was tested on. It is the score
     to expect on videos of new sources. Without such scores the tuple is empty. ``results`` holds rows of RESULTS.
     """
-    texts = {}
-    for scope in ("all", ACROSS_SOURCES):
-        rows = results.filter(scope=scope, metric=HEADLINE_METRIC)
-        scores = [Score(*row) for row in rows.select("source", "value", "low", "high").iter_rows()]
-        texts[scope] = [score.text for name in ("model", METADATA_ONLY) for score in scores if score.source == name]
-    if len(texts[ACROSS_SOURCES]) < 2:
+    within, across = (_with_metadata(results, scope) for scope in ("all", ACROSS_SOURCES))
+    if not across:
         return ()
-    within, across = ("; ".join(texts[scope]) for scope in ("all", ACROSS_SOURCES))
     sentence = (
         f"Across sources, tested by models that saw none of the video's source: {across}. This is the score to expect "
         f"on videos of new sources. Within the corpus: {within}. This holds for further videos of the same sources."
     )
     return (sentence,)
+
+
+def within_pixels(results: pl.DataFrame) -> tuple[str, ...]:
+    """Return one sentence on the scores without the fakes that pixels cannot show; empty if the corpus has none.
+
+    Such fakes are real footage that is staged or out of context. ``results`` holds rows of RESULTS.
+    """
+    texts = _with_metadata(results, WITHIN_PIXELS)
+    if not texts:
+        return ()
+    return (f"Without the fakes that pixels cannot show (staged, out of context, miscaptioned): {texts}.",)
+
+
+def _with_metadata(results: pl.DataFrame, scope: str) -> str:
+    """Return the scores of the model and of metadata alone in a scope of ``results``; empty if one is missing."""
+    rows = results.filter(scope=scope, metric=HEADLINE_METRIC)
+    scores = {row[0]: Score(*row) for row in rows.select("source", "value", "low", "high").iter_rows()}
+    texts = [scores[name].text for name in ("model", METADATA_ONLY) if name in scores]
+    return "; ".join(texts) if len(texts) > 1 else ""
 
 
 def official_leaks(parameters: Mapping[str, object], audit: pl.DataFrame) -> str:
@@ -596,6 +612,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
     parameters, status, measured = run_parameters(run), run_status(run), measured_scores(run)
     verdict, audit = run_verdict(run, measured), leakage_audit_of(run)
     cautions = [f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []
+    cautions += measured.cautions
     control = verdict.best_control
     if control and verdict.standing == "not above control":
         if control.source == METADATA_ONLY:  # name the columns that carry the label
@@ -608,7 +625,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         chance = measured.measure.chance
         if chance is not None and model.high is not None and model.high < chance:
             cautions.append(f"The whole interval lies below chance ({chance:g}): the model predicts the opposite here.")
-        cautions += [*measured.cautions, *interval_cautions(model.value, model.low, model.high)]
+        cautions += interval_cautions(model.value, model.low, model.high)
     scores = replace(
         measured,
         cautions=tuple(dict.fromkeys(caution for caution in cautions if caution not in verdict.sentence)),

@@ -78,6 +78,9 @@ ALL_FOLDS = "all"
 ALL_BY_GROUP = "all_by_group"
 SOURCE_SCOPE = "source:"  # prefix of the scope of the videos of one source
 ACROSS_SOURCES = "across_sources"  # scores of models that saw none of the video's source
+WITHIN_PIXELS = "within_pixels"  # scope of the videos without the fakes that pixels cannot show
+# Values of ``manipulation`` that leave the pixels of real footage as they were.
+OUTSIDE_PIXELS = ("staged", "out of context", "miscaptioned")
 METRIC_NAMES = tuple(METRICS)
 # Metrics that only the model has, because a control has no temperature.
 MODEL_ONLY_NAMES = tuple(name + UNCALIBRATED for name in PROBABILITY_METRICS)
@@ -209,12 +212,13 @@ def kfold_results(
     found = all_controls(index, judged, predictions, seed=config.seed, trainings=trainings, has_bars=sees_bars(config))
     for source, scored in found.items():
         rows += _source_rows(source, with_targets(scored, protocol), METRIC_NAMES, config)
-    for name, videos in within_sources(index, predictions, config.source_column).items():
+    parts = within_sources(index, predictions, config.source_column) | within_pixels(index, predictions)
+    for scope, videos in parts.items():
         for source in (MODEL, METADATA_ONLY, SHAPE_ONLY):
             of_all = predictions if source == MODEL else found.get(source)
             if of_all is not None:
-                of_source = of_all.join(videos, on="video_id", how="semi", maintain_order="left")
-                rows.append(_row(source, f"{SOURCE_SCOPE}{name}", "roc_auc", auc_within_folds(of_source, config)))
+                of_part = of_all.join(videos, on="video_id", how="semi", maintain_order="left")
+                rows.append(_row(source, scope, "roc_auc", auc_within_folds(of_part, config)))
     for source, scored in across.items():
         rows.append(_row(source, ACROSS_SOURCES, "roc_auc", auc_within_folds(scored, config)))
     due, _ = possible_floor(index, folds, config, left_out, protocol)
@@ -239,7 +243,7 @@ FEWEST_GROUPS_WITHIN = 5  # groups of each label that a source must have for a r
 
 
 def within_sources(index: pl.DataFrame, predictions: pl.DataFrame, column: str) -> dict[str, pl.DataFrame]:
-    """Return the ``video_id`` of the predicted videos of every source, by its name.
+    """Return the ``video_id`` of the predicted videos of every source, by its scope ``source:NAME``.
 
     A source is a value of ``column``, a column of the index or manifest. It must have at least 5 groups of each label.
     The result is empty if all videos are of one source.
@@ -252,7 +256,19 @@ def within_sources(index: pl.DataFrame, predictions: pl.DataFrame, column: str) 
     large = groups.filter(pl.col("groups") >= FEWEST_GROUPS_WITHIN)
     of_both_labels = large.group_by("source").len().filter(len=2)
     names = of_both_labels["source"].drop_nulls().sort()
-    return {name: known.filter(source=name).select("video_id") for name in names}
+    return {f"{SOURCE_SCOPE}{name}": known.filter(source=name).select("video_id") for name in names}
+
+
+def within_pixels(index: pl.DataFrame, predictions: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """Return the ``video_id`` of the predicted videos that pixels can show to be fake, by the scope ``within_pixels``.
+
+    Fakes whose ``manipulation`` is in ``OUTSIDE_PIXELS`` are left out: their footage is real. The result is empty if
+    there are none.
+    """
+    manipulation = pl.col("manipulation").str.to_lowercase().str.replace_all("[-_]", " ")
+    outside = index.filter(manipulation.is_in(OUTSIDE_PIXELS))
+    left = predictions.join(outside, on="video_id", how="anti").select("video_id")
+    return {WITHIN_PIXELS: left} if left.height < predictions.height else {}
 
 
 def scores_across_sources(
