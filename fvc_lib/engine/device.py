@@ -148,9 +148,9 @@ def release_cached_memory(device: torch.device) -> None:
 
 
 def give_back_unused() -> None:
-    """Collect garbage, and give main memory that the C library holds unused back to the system.
+    """Collect garbage, and return unused main memory from the C library to the operating system (``malloc_trim``).
 
-    After a training these are hundreds of MB.
+    After a training, this frees hundreds of MB.
     """
     gc.collect()
     give_back_freed()

@@ -42,12 +42,12 @@ def epoch_order(
         num_samples: number of samples in the data set.
         epoch: the epoch, 0-based. Epochs differ in their order.
         seed: seed of the order.
-        classes: (num_samples,) class of every sample; None: the order is a permutation. With classes, every class
-            occurs equally often, up to a difference of one. Samples of a rare class are repeated; their numbers of
-            repetitions differ by at most one. Of a common class only some samples occur, without repetition.
-        stream: positions of the samples in shards (files); None: samples are shuffled freely. With a stream, shards are
-            read in random order, and their samples fill a buffer of ``stream.buffer`` samples. Each further sample
-            replaces a random sample of the buffer, which comes next in the order.
+        classes: (num_samples,) class of every sample, to balance the classes; None: the order is a permutation. All
+            classes occur equally often, up to a difference of one. Samples of a rare class are repeated, all of them
+            equally often up to a difference of one. Of a common class only some samples occur, without repetition.
+        stream: positions of the samples in shards (files), for a shuffle buffer; None: samples are shuffled freely.
+            Shards are read in random order, and their samples fill a buffer of ``stream.buffer`` samples. For every
+            further sample that is read, a random sample leaves the buffer and is the next one of the order.
     """
     generator = np.random.default_rng(stable_seed("epoch order", seed, epoch))
     shard_order = generator.permutation(int(stream.shards.max()) + 1) if stream is not None else None

@@ -258,8 +258,8 @@ class Engine:
         ``lost`` is the message of the out-of-memory error.
 
         Raises:
-            MemoryExhaustedError: memory has run out in this way before, at the same step or a later one; or there is
-                no checkpoint.
+            MemoryExhaustedError: there is no checkpoint; or the training has not come further than the step at which
+                memory ran out in this way before, so a repetition would not help.
         """
         at_step = self.state.step
         self._model.zero_grad(set_to_none=True)

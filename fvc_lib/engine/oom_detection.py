@@ -90,11 +90,11 @@ class MicroBatchPlan:
 
     @property
     def current(self) -> int:
-        """The number of samples in memory at once, according to the last change."""
+        """Return the micro-batch now: the number of samples in memory at once after the last change."""
         return self.changes[-1].micro_batch
 
     def done(self, step: int, micro_batch: int) -> None:
-        """Record ``micro_batch``, with which ``step`` was computed, if it differs from the micro-batch before."""
+        """Record that ``step`` was computed with ``micro_batch``; nothing is recorded if it did not change."""
         if micro_batch != self.current:
             self.changes.append(MicroBatchChange(step, micro_batch))
 
@@ -105,8 +105,8 @@ class MicroBatchPlan:
     def resume(self, document: dict[str, Any], step: int) -> None:
         """Continue at ``step`` from the plan that ``to_document`` wrote to ``document``.
 
-        The current micro-batch is then the last stored one. But if the user has changed the planned micro-batch since
-        ``document`` was stored, it is the new planned one.
+        The training continues with the last micro-batch in ``document``. But if the user has changed the planned
+        micro-batch since then, it continues with the new planned one.
         """
         self.changes = [MicroBatchChange(*change) for change in document["changes"]]
         if self.planned != document["planned"]:

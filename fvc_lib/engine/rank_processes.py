@@ -1,8 +1,9 @@
 """Start the ranks (processes that train a model together), forward their reports, and explain how they ended.
 
 On one machine ``torch.multiprocessing`` starts the ranks. On several nodes of a SLURM job ``srun`` does. Every rank
-writes a file of JSON lines with its phases, its events and its end, which the starting process reads. Metrics do not
-take this way: rank 0 writes them to the metric log before it saves a checkpoint, so no step before it is missing there.
+writes a file of JSON lines with its phases, its events and its end, which the starting process reads. Metrics are not
+in this file: rank 0 writes them to the metric log itself, always before it saves a checkpoint. So a training that
+resumes from the checkpoint has a metric log without gaps.
 """
 
 from __future__ import annotations
@@ -108,10 +109,10 @@ def rank_file(log: str | Path, rank: int) -> Path:
 class RankFile:
     """Write the JSON lines of one rank: its phases, its progress, its events and its end.
 
-    A rank uses it as its ``MemoryObserver``. Every call of a method is written as a line, which the starting process
-    reads and calls on its own observer. A line has ``kind`` (name of the method), ``arguments`` (positional) and
-    ``named``. Rank 0 writes all calls. Other ranks write only their beginning, their end, and events that concern only
-    them, such as an out-of-memory error. The lines are written to ``rank_file(log, rank)``.
+    A rank uses it as its ``MemoryObserver``. Every method writes its call as a line. The starting process reads the
+    line and repeats the call on its own observer. A line has ``kind`` (name of the method), ``arguments`` (positional)
+    and ``named`` (keyword arguments). Rank 0 writes all calls. Other ranks write only their beginning, their end, and
+    events that concern only them, such as an out-of-memory error. The lines are written to ``rank_file(log, rank)``.
     """
 
     def __init__(self, log: str, rank: int) -> None:
@@ -147,8 +148,8 @@ class RankFile:
 class _RankFiles:
     """Read the JSON lines that the ranks write, and report their content to the starting process.
 
-    A line records a call of a ``RankFile`` method. Phases and events are passed to ``memory``, numbers of steps to
-    ``progress``. ``ends`` has (class name, message) of the error that ended a rank, by the rank's index.
+    A line records a call of a ``RankFile`` method. Phases and events are passed to the observer ``memory``, and numbers
+    of steps to ``progress``. ``ends`` has (class name, message) of the error that ended a rank, by the rank's index.
     """
 
     def __init__(self, log: Path, size: int, memory: MemoryObserver, progress: Progress | None) -> None:

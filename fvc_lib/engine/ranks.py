@@ -307,10 +307,11 @@ class ProcessRanks(Ranks):
 
     @contextmanager
     def _committed(self, place: str) -> Iterator[None]:
-        """Return a context for an exchange; if it fails, this rank refuses every later meeting.
+        """Return a context for an exchange that cannot be broken off; after a failure in it, no meeting is possible.
 
-        The other ranks then still wait in this exchange, so no error can be sent to them. They notice the failure only
-        when the process of this rank ends. ``place`` names the exchange in error messages.
+        If this rank fails in the exchange, the other ranks still wait for it there, so it cannot send its error to
+        them. They notice the failure only when the process of this rank ends. ``place`` names the exchange in error
+        messages.
         """
         over, self._over = self._over, True
         with _loss_noticed(place):

@@ -185,9 +185,9 @@ class BatchTransaction:
     def _sum_over_samples(self, work: _Work, micro_batch: int) -> Agreement:
         """Compute this rank's gradients of a loss that is a sum over samples, and agree with the other ranks.
 
-        All ranks must use the smallest micro-batch of any rank. If it is smaller than that of this rank, the caller
-        must compute again (``settled`` is False). If all samples of this rank fit into it, or only other ranks must
-        compute again, this rank just repeats the exchange.
+        All ranks must use the smallest micro-batch of any rank. If it would split this rank's samples further, the
+        result has ``settled`` False, and the caller must compute again. If it changes only the gradients of other
+        ranks, this rank waits for them and keeps its gradients.
 
         ``work`` has the samples; ``micro_batch`` is the number of samples in memory at once in the first attempt.
         """
@@ -213,9 +213,9 @@ class BatchTransaction:
         """Compute this rank's gradients of a loss that also compares samples with those of other ranks.
 
         First the outputs of all samples are computed, then their joint loss over all ranks, then the backward pass of
-        every micro-batch. The ranks exchange the outputs. If memory runs out on a rank after that, all
-        ranks start again. ``joint`` is the task, ``work`` has the samples, and ``micro_batch`` is the number of samples
-        in memory at once at the beginning.
+        every micro-batch. The ranks exchange the outputs. If memory runs out on a rank after that, all ranks start
+        again. ``joint`` is the task, ``work`` has the samples, and ``micro_batch`` is the number of samples in memory
+        at once in the first attempt.
         """
 
         def collect(fitting: int) -> Compared:
@@ -424,7 +424,7 @@ def take_together(
 ) -> tuple[float, bool]:
     """Take the optimizer's step on every rank (process); raise on all ranks if one of them runs out of memory.
 
-    No step is taken if the loss of ``result`` is not finite or has no weight.
+    No step is taken if the loss of ``result`` is not finite, or if the weights of its samples sum to 0.
 
     Args:
         stepper: the optimizer of this rank.
@@ -434,8 +434,8 @@ def take_together(
         save_is_due: whether this rank would save a checkpoint after the step.
 
     Returns:
-        (norm, save): the joint L2 norm of the gradients before clipping, NaN if no step was taken; and rank 0's
-        ``save_is_due``.
+        (norm, save): the joint L2 norm of the gradients before clipping, NaN if no step was taken; and whether all
+        ranks save a checkpoint now, which is ``save_is_due`` of rank 0.
 
     Raises:
         StepLostError: a rank ran out of memory; its weights are undefined now.

@@ -122,10 +122,10 @@ def p_values(known: Witnesses, scores: ArrayLike) -> PValues:
 
 
 def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray) -> FloatArray:
-    """Return for every new video the sum of votes of the known videos that fit their class no better than it does.
+    """Return the votes behind a p-value: of known videos of a class that look at least as untypical as a new video.
 
-    For label 0 these are the reals whose score is at least the new one. For label 1 they are the fakes whose score is
-    at most the new one.
+    For label 0, these are the reals whose score is at least that of the new video. For label 1, they are the fakes
+    whose score is at most that of the new video.
 
     Args:
         label: 0 (real) or 1 (fake).
@@ -134,7 +134,7 @@ def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray)
         new: float64 (M,), the new scores.
 
     Returns:
-        float64 (M,).
+        float64 (M,), the sum of votes for each new video.
     """
     order = np.argsort(scores, kind="stable")
     ascending, summed = scores[order], np.append(0.0, weights[order].cumsum())
@@ -144,10 +144,10 @@ def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray)
 
 
 def left_out_p_values(known: Witnesses, groups: ArrayLike) -> PValues:
-    """Return the p-values of the known videos themselves, (N,): a video is compared with those of all other groups.
+    """Return p-values (N,) for the known videos, each compared with the known videos of all other groups.
 
-    From them follows how often answers are wrong or undecided on videos with known labels. Scores of different networks
-    are compared with each other.
+    They serve to estimate how often answers for new videos will be wrong or undecided. The scores of all folds are
+    pooled, although different networks gave them.
 
     Args:
         known: N videos with known labels.
@@ -171,11 +171,12 @@ def left_out_p_values(known: Witnesses, groups: ArrayLike) -> PValues:
 
 
 def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05) -> frozenset[str]:
-    """Return the answers, ``real`` or ``fake``, that the right class gets significantly more often than the wrong one.
+    """Return the answers, ``real`` or ``fake``, that carry information by a significance test.
 
-    This tests whether an answer carries information. A small share of wrong answers does not show that: a network with
-    random scores also calls only few reals fake, but it calls no larger share of the fakes fake. The test is Fisher's
-    exact test, one-sided. It counts groups of videos, not videos: each group has one vote per class.
+    The answer ``fake`` carries information if a larger share of the fakes than of the reals gets it; ``real``
+    likewise. A small share of wrong answers does not show that. A network with random scores also calls few reals
+    fake, but it calls equally few fakes fake. The test is Fisher's exact test, one-sided. It counts groups of videos,
+    not videos: each group has one vote per class.
 
     Args:
         known: N videos with known labels.

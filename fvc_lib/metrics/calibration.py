@@ -174,7 +174,7 @@ def class_probabilities(logits: ArrayLike, temperature: float) -> FloatArray:
 def _root(slope: Callable[[float], float]) -> float:
     """Return the temperature in [0.05, 20] where ``slope`` is 0, or the nearest end of this range.
 
-    ``slope`` is a function of the temperature that falls.
+    ``slope`` maps a temperature to the derivative of the objective. It must decrease with the temperature.
     """
     low, high = np.log(LOWEST_TEMPERATURE), np.log(HIGHEST_TEMPERATURE)
     if slope(LOWEST_TEMPERATURE) <= 0:
@@ -253,9 +253,9 @@ def mean_log_odds(log_odds: ArrayLike) -> FloatArray:
 def fit_stacking(labels: ArrayLike, log_odds: ArrayLike, weights: ArrayLike) -> Stacking:
     """Fit the combination of C detectors that predicts ``labels`` best: a logistic regression of their log odds.
 
-    Weights are at least 0 and are drawn to 1 / C by a penalty. The loss is the negative log-likelihood, plus half of
-    the squared intercept, plus a term for every weight. This term is half of (weight - 1 / C) squared times the mean
-    square of all log odds. The loss is convex. With one class, or no video, weights are 1 / C and the intercept is 0.
+    The coefficient w_c of a detector is at least 0, and a penalty draws it to 1 / C. The convex loss is NLL + b² / 2 +
+    s sum_c (w_c - 1 / C)² / 2. NLL is the weighted negative log-likelihood, b the intercept, and s the mean square of
+    all log odds. With one class, or no video, the coefficients are 1 / C and the intercept is 0.
 
     Sources: D. H. Wolpert, "Stacked generalization", Neural Networks 5 (1992); for weights of at least 0, L. Breiman,
     "Stacked regressions", Machine Learning 24 (1996).
@@ -263,7 +263,7 @@ def fit_stacking(labels: ArrayLike, log_odds: ArrayLike, weights: ArrayLike) -> 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
         log_odds: float (N, C), calibrated log odds by models that were not trained on the video.
-        weights: float (N,), weights of the videos.
+        weights: float (N,), weights of the videos in the loss.
 
     Raises:
         ValueError: log odds are not finite, or lengths differ.

@@ -39,9 +39,10 @@ class Metric:
     Args:
         definition: function of labels int64 (N,), scores float64 (N,) and weights float64 (R, N) that returns (R,).
         bounds: least and largest value of the metric. If both are finite, its intervals are on the logit scale.
-        is_distance: whether the metric is a mean of absolute values, which noise makes larger.
-        in_halves: another definition for half-samples (random halves of the groups, for intervals). None:
-            ``definition`` is used.
+        is_distance: whether the metric is a mean of absolute values. Noise makes it larger, so its confidence interval
+            reaches further down.
+        in_halves: function like ``definition`` for half-samples (random halves of the groups, for intervals), where
+            too few rows must not give NaN. None: ``definition`` is used.
     """
 
     __name__: str
@@ -205,12 +206,13 @@ def confusion_curve(labels: IntArray, scores: FloatArray, weights: FloatArray) -
 class CurveMetric(Metric):
     """A metric that is computed from a confusion curve, with values in [0, 1].
 
-    The value is NaN if there are fewer than ``fewest_reals`` reals among all rows. In half-samples the metric is
-    computed with any number of reals: an interval from only those half-samples that have many reals would be biased.
+    The value is NaN if the weights of the reals sum to less than ``fewest_reals``. With weights 1 this is the number of
+    reals. In half-samples (random halves of the groups, for intervals) the metric is computed with any number of reals.
+    An interval from only those half-samples that have many reals would be biased.
 
     Args:
         of_curve: function of a ``ConfusionCurve`` that returns the metric (R,).
-        fewest_reals: least sum of the weights of all reals.
+        fewest_reals: least sum of the weights of the reals for which the metric is defined.
     """
 
     def __init__(self, of_curve: Callable[[ConfusionCurve], FloatArray], fewest_reals: float = 0.0) -> None:
@@ -380,7 +382,7 @@ def _cells(labels: IntArray, decisions: FloatArray) -> FloatArray:
 
 
 def _squared_errors(labels: IntArray, scores: FloatArray) -> FloatArray:
-    """Return two columns whose sums the Brier score is computed from, float64 (N, 2): the squared error, and 1."""
+    """Return (squared error, 1) for each row, float64 (N, 2); the Brier score is the quotient of the column sums."""
     return _with_ones((check_probabilities(scores) - labels) ** 2)
 
 

@@ -28,7 +28,10 @@ from fvc_lib.metrics.declaration import declarations
 
 
 def _declared(kind: str) -> dict[str, Metric]:
-    """Map names to the metrics in ``fvc_lib.metrics.*`` that are declared with ``of_folds=kind``."""
+    """Return, by name, the metrics in ``fvc_lib.metrics.*`` whose input is of ``kind``.
+
+    ``kind`` is ``ranking``, ``decision`` or ``probability``: the field ``of_folds`` of a metric's declaration.
+    """
     known = [declared for declared in declarations() if declared.of_folds == kind]
     return {declared.name: declared.function for declared in known if isinstance(declared.function, Metric)}
 

@@ -37,7 +37,7 @@ _AT_THE_END = 1e-12  # share of a metric's range; a value that is nearer to an e
 
 @dataclass(frozen=True)
 class GroupCounts:
-    """Numbers of the groups that an interval is computed from."""
+    """How many groups an interval is computed from, per class and in total."""
 
     per_class: tuple[int, ...]  # number of groups with a real, and with a fake; one number where there is one class
     total: int  # number of all groups; less than the sum where a group has both classes
@@ -55,9 +55,10 @@ class GroupCounts:
 
     @property
     def comparisons(self) -> int:
-        """Return the largest number of disjoint pairs of groups, one with a real and one with a fake; at least 1.
+        """Return how many independent comparisons of a real with a fake the groups allow; at least 1.
 
-        With one class it is the number of groups.
+        This is the largest number of disjoint pairs of groups, one with a real and one with a fake. With one class it
+        is the number of groups. It limits intervals of values that do not vary between half-samples.
         """
         return max(1, min(*self.per_class, self.total // len(self.per_class)))
 
@@ -377,10 +378,10 @@ OfSums = Callable[[FloatArray], FloatArray]
 
 
 def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums, bounds: Bounds = ANY_NUMBER) -> Metric:
-    """Return a measure: a metric that is tied to N rows, such as predictions for C classes or of numbers.
+    """Return a measure: a metric that holds the data of its N rows and is a function of the row weights only.
 
-    So ``intervals_over_groups`` can treat all measures alike, whatever they are computed from. A measure ignores the
-    labels and scores that it is called with; only the row weights matter.
+    The data may be predicted classes, predicted numbers or captions. So ``intervals_over_groups`` can treat all
+    measures alike. A measure ignores the labels and scores that it is called with.
 
     Args:
         name: ``__name__`` of the metric.

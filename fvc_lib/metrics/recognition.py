@@ -96,10 +96,10 @@ def macro_measures(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Metric]
 
 
 def _class_columns(labels: ArrayLike, predicted: ArrayLike) -> FloatArray:
-    """Return columns of 0 and 1 whose sums the class scores are computed from, float64 (N, 3 K).
+    """Return, for each row, what it adds to the counts of the K classes among the labels: 0 or 1, float64 (N, 3 K).
 
-    K classes occur among the labels. The first K columns mark rows that belong to a class and are predicted as it, the
-    next K rows that belong to it, and the last K rows that are predicted as it.
+    The columns are K for true positives (the row has the class, and it is predicted), then K for rows that have the
+    class, then K for rows for which the class is predicted.
     """
     true_classes, taken = np.asarray(labels), np.asarray(predicted)
     occurring = np.unique(true_classes)
@@ -155,7 +155,7 @@ def regression_measures(values: ArrayLike, predicted: ArrayLike) -> dict[str, Me
 
 
 def _error_columns(values: ArrayLike, predicted: ArrayLike) -> FloatArray:
-    """Return five columns whose sums the error metrics are computed from, float64 (N, 5).
+    """Return, for each row, what it adds to the five sums that give the error metrics, float64 (N, 5).
 
     The columns are absolute error, squared error, true value, squared true value, and 1. The median is subtracted from
     the true values first, so that squares of large numbers, such as years, lose no digits.

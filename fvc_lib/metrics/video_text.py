@@ -264,10 +264,11 @@ def bleu4_measure(captions: Sequence[str], references: Sequence[Sequence[str]]) 
 
 
 def _bleu_columns(caption: str, references: Sequence[str]) -> list[int]:
-    """Return the 10 counts of a caption from whose sums BLEU is computed.
+    """Return what a caption adds to the 10 counts over all captions that give BLEU.
 
-    For n = 1, 2, 3, 4 they are the number of the caption's n-grams that occur in a reference, then that of all its
-    n-grams. The last two are the caption's number of words, and that of the reference nearest in length.
+    The first eight are, for n = 1, 2, 3, 4, the number of the caption's n-grams that occur in a reference, and the
+    number of all its n-grams. The last two are the number of words of the caption, and of the reference nearest in
+    length.
     """
     written, wanted = words(caption), [words(reference) for reference in references]
     columns = []
