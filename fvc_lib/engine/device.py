@@ -275,12 +275,12 @@ class Precision:
 
     @property
     def scales_losses(self) -> bool:
-        """Whether losses are scaled, which is so for float16. The scaler then skips steps with infinite gradients."""
+        """Return whether losses are scaled, which holds for float16. The scaler skips steps with infinite gradients."""
         return bool(self.scaler.is_enabled())
 
     @property
     def overflow_is_normal(self) -> bool:
-        """Whether the loss scale may be the cause of an infinite gradient; False if the scale is below 1."""
+        """Return whether the loss scale may be the cause of an infinite gradient; False if the scale is below 1."""
         return self.scales_losses and float(self.scaler.get_scale()) >= 1
 
     def _new_scaler(self) -> torch.amp.GradScaler:

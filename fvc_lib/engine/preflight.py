@@ -72,7 +72,7 @@ class StepRequest:
 
     @property
     def samples_per_step(self) -> int:
-        """The number of samples of one optimizer step: ``effective_batch_size``, or all training samples if fewer."""
+        """Return the number of samples per optimizer step: ``effective_batch_size``, or all samples if fewer."""
         return min(self.effective_batch_size, len(self.task.training_data))
 
 
@@ -88,12 +88,12 @@ class PreflightReport:
 
     @property
     def lowered(self) -> bool:
-        """Whether the micro-batch (number of samples in memory at once) is smaller than planned."""
+        """Return whether the micro-batch (number of samples in memory at once) is smaller than planned."""
         return self.micro_batch < self.micro_batch_planned
 
     @property
     def fits(self) -> bool:
-        """Whether the predicted peak leaves at least 5 % of the budget free; False if it was not measured."""
+        """Return whether the predicted peak leaves at least 5 % of the budget free; False if it was not measured."""
         return self.peak_bytes is not None and self.peak_bytes <= (1 - _HEADROOM) * self.budget.total_bytes
 
     def message(self) -> str:

@@ -163,7 +163,7 @@ class SampleDropout:
 
     @property
     def is_to_be_checked(self) -> bool:
-        """Whether ``check`` must run: no check has succeeded, and a dropout layer with p > 0 is in training mode."""
+        """Return whether ``check`` must run: none has succeeded, and a dropout layer with p > 0 is in training mode."""
         return self._active and not self._checked
 
     def of(self, samples: Samples | None) -> None:

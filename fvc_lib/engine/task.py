@@ -94,7 +94,7 @@ class LossMean:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the sum of losses is finite and the sum of weights positive, so that a step can be taken."""
+        """Return whether the sum of losses is finite and the sum of weights positive, so that a step can be taken."""
         return math.isfinite(self.total) and self.weight > 0
 
     def mean(self) -> float:
@@ -111,7 +111,7 @@ class SampleColumns:
 
     @property
     def sample_ids(self) -> tuple[str, ...]:
-        """The ids of all samples, in the order in which they were added."""
+        """Return the ids of all samples, in the order in which they were added."""
         return tuple(self._ids)
 
     def add(self, sample_ids: Sequence[str], columns: Mapping[str, Tensor]) -> None:
@@ -144,7 +144,7 @@ class SampleSet(Protocol):
 
     @property
     def classes(self) -> Sequence[int] | None:
-        """The class of every sample as an integer, N values, for balanced sampling; None if there are no classes."""
+        """Return the classes of the N samples as integers, for balanced sampling; None if there are no classes."""
 
     def __len__(self) -> int: ...
 
@@ -181,11 +181,11 @@ class Task(Protocol):
 
     @property
     def training_data(self) -> SampleSet:
-        """The samples that the model learns from."""
+        """Return the samples that the model learns from."""
 
     @property
     def validation_data(self) -> SampleSet:
-        """The samples whose loss chooses the best epoch; never the test data."""
+        """Return the samples whose loss chooses the best epoch; never the test data."""
 
     def build_model(self) -> nn.Module:
         """Return a newly initialised model. The engine has seeded all random generators before the call."""
@@ -216,11 +216,11 @@ class JointLoss(Protocol):
 
     @property
     def joint_outputs(self) -> tuple[str, ...]:
-        """The names of the outputs of ``forward`` that are compared: floats, (B, ...). Empty: nothing is compared."""
+        """Return the names of the outputs of ``forward`` that are compared: floats, (B, ...). Empty: none are."""
 
     @property
     def joint_tensors(self) -> tuple[str, ...]:
-        """The names of the tensors in ``Batch`` that the joint loss needs, such as labels."""
+        """Return the names of the tensors in ``Batch`` that the joint loss needs, such as labels."""
 
     def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], rows: range, /) -> Tensor:
         """Return the loss summed over the samples in ``rows``, a scalar.
@@ -282,7 +282,7 @@ class StreamedSampleSet(Protocol):
 
     @property
     def stream(self) -> Stream | None:
-        """The positions of the samples in shards; None if they can be read in random order as fast."""
+        """Return the positions of the samples in shards; None if they can be read in random order as fast."""
 
 
 @runtime_checkable

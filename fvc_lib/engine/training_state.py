@@ -64,7 +64,7 @@ class TrainingState:
 
     @property
     def micro_batch(self) -> int:
-        """The current number of samples in memory at once."""
+        """Return the current number of samples in memory at once."""
         return self.micro_batches.current
 
     def to_document(self) -> dict[str, Any]:

@@ -318,7 +318,7 @@ class RunConfig(BaseModel):
 
     @property
     def num_trainings(self) -> int:
-        """The number of networks that the run trains: 1 or ``num_folds``.
+        """Return the number of networks that the run trains: 1 or ``num_folds``.
 
         It depends on the protocol, the rule that divides the videos into training and test parts.
         """
@@ -326,7 +326,7 @@ class RunConfig(BaseModel):
 
     @property
     def clips(self) -> ClipSettings:
-        """The number and size of a clip's frames, and the view (the rule that cuts clips from a video).
+        """Return the number and size of a clip's frames, and the view (the rule that cuts clips from a video).
 
         Where a field of the configuration is 0 or empty, the model's value is used. The model's file is imported.
         """
@@ -337,17 +337,17 @@ class RunConfig(BaseModel):
 
     @property
     def of_features(self) -> str:
-        """The features that the model takes as input: ``forensic`` or ``embedding``; empty for a network on clips."""
+        """Return the kind of features that the model takes: ``forensic`` or ``embedding``; empty if it takes clips."""
         return DETECTORS.of_features(self.model) if self.task == DEFAULT_TASK else ""
 
     @property
     def num_copies(self) -> int:
-        """The number of augmented clips of each training video; a model on features takes none."""
+        """Return the number of augmented clips of each training video; a model on features takes none."""
         return 0 if self.of_features else self.augmentations_per_video
 
     @property
     def has_frozen_trunk(self) -> bool:
-        """Whether the model has a trunk (feature extractor) with published weights that no fold trains.
+        """Return whether the model has a trunk (feature extractor) that keeps its published weights in all trainings.
 
         The features of such a trunk can be cached.
         """
@@ -359,18 +359,18 @@ class RunConfig(BaseModel):
 
     @property
     def recipe(self) -> str:
-        """The name of the rule by which ``video.reencode`` re-encodes every video before use; empty: no re-encoding."""
+        """Return the name of the rule by which ``video.reencode`` re-encodes every video first; empty: none."""
         rescaling = f"rescale_{self.rescale}_at_{RESCALE_RATE}" if self.rescale else ""
         return "_".join(filter(None, ("canonical" if self.canonical else "", rescaling)))
 
     @property
     def config_hash(self) -> str:
-        """The SHA-256, in hexadecimal, of all fields that can change a result; it does not depend on the machine."""
+        """Return the SHA-256 (hexadecimal) of all fields that can change a result; it is the same on any machine."""
         return sha256_of_json(self._identities(DECLARED.keys() - NOT_HASHED))
 
     @property
     def training_hash(self) -> str:
-        """The SHA-256, in hexadecimal, of the fields that change the data or the trained weights.
+        """Return the SHA-256, in hexadecimal, of the fields that change the data or the trained weights.
 
         A fork (a new run that takes over the trainings of this run) has the same value.
         """
@@ -386,9 +386,9 @@ class RunConfig(BaseModel):
     def values_read_by(self, stage: Stage, offered: Iterable[str] = ()) -> dict[str, Any]:
         """Return the values on which the result of ``stage`` depends, by field name.
 
-        The dict has every field that can change results, holds no path, and is read by the stage. A stage reads the
-        fields that are declared for it and the fields in ``offered``. A stage that trains also has all fields that
-        change the trained weights, with or without a path.
+        The result has the fields that the stage reads and that can change results, without fields whose value is a
+        path. A stage reads the fields that are declared for it and the fields in ``offered``. For a stage that trains,
+        all fields that change the trained weights are added, including paths.
 
         Args:
             stage: the stage (one notebook of a run).
@@ -401,8 +401,9 @@ class RunConfig(BaseModel):
     def _identities(self, names: Set[str]) -> dict[str, Any]:
         """Return the JSON values that hashes use (``identity``) for the fields in ``names``, by field name.
 
-        Fields that the task does not read are left out. A field with its neutral value is left out, too: with it a run
-        gives the same results as before the library had the field. So new fields do not change hashes of earlier runs.
+        Fields that the task does not read are left out. Fields with their neutral value are left out, too. A run with
+        the neutral value of a field gives the same results as before the field was added to the library. So a new field
+        does not change the hashes of earlier runs.
         """
         values = self.relevant()
         return {

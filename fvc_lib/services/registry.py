@@ -142,7 +142,7 @@ class Registry(Generic[T]):
 
     @cached_property
     def _texts(self) -> Mapping[str, str]:
-        """The source texts of the folder's modules, by dotted name, sorted by path; empty without a folder."""
+        """Return the source texts of the folder's modules, by dotted name, sorted by path; empty without a folder."""
         spec = importlib.util.find_spec(self._folder) if self._folder else None
         if spec is None or spec.origin is None:
             return {}
@@ -327,7 +327,7 @@ class View:
 
     @property
     def stride(self) -> int:
-        """The distance between consecutive frames of a clip, in frames of the video; 0 for ``uniform``."""
+        """Return the distance between consecutive frames of a clip, in frames of the video; 0 for ``uniform``."""
         return int(self.sampling.partition(":")[2] or 0)
 
     def resized(self, side: int) -> int:

@@ -65,10 +65,11 @@ ENSEMBLE_RECORD = "ensemble.json"  # written last: a folder with it is a finishe
 
 
 class _PathOf:
-    """A descriptor for methods ``(key, fold=None)`` of ``RunPaths``: they return the path of a file in the run folder.
+    """A descriptor for methods of ``RunPaths`` that return the path of a file of a stage or fold in the run folder.
 
-    ``key`` is the name of a stage, or the number of a fold. The path is ``pattern``, in which ``{}`` is replaced by
-    ``stage_key(key, fold)``.
+    The methods take ``(key, fold=None)``. The path is ``pattern`` with ``stage_key(key, fold)`` in place of ``{}``.
+    For a file of a stage, ``key`` is its name, and ``fold`` a number if the stage runs once per fold. For a file of a
+    fold, ``key`` is the fold's number, and ``fold`` is left out.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -89,12 +90,12 @@ class RunPaths:
 
     @property
     def run_id(self) -> str:
-        """The name of the run folder, ``run_YYYYmmdd_HHMMSS_<hash8>``."""
+        """Return the name of the run folder, ``run_YYYYmmdd_HHMMSS_<hash8>``."""
         return self.root.name
 
     @property
     def experiment(self) -> str:
-        """The name of the experiment: the folder that contains this run and related runs."""
+        """Return the name of the experiment: the folder that contains this run and related runs."""
         return self.root.parent.name
 
     # The run as a whole

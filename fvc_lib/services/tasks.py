@@ -68,8 +68,8 @@ class Stage:
         when: function of a configuration (``RunConfig``); returns whether the run has this stage.
         when_words: the condition ``when`` in words for messages, such as ``whose model sees clips``; empty: all runs of
             ``tasks`` have the stage.
-        needs_when: functions by the names of further stages that must finish before this one. A function takes a
-            configuration, and returns whether this stage reads the results of the named stage.
+        needs_when: further stages that must finish before this one, whose results it reads in some runs only. The dict
+            maps the name of such a stage to a function of a configuration, which returns whether they are read.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Stage:
 
     @property
     def comes_after(self) -> tuple[str, ...]:
-        """The names of all stages that must finish before this one, in a run that has them."""
+        """Return the names of all stages that must finish before this one, in a run that has them."""
         return (*self.needs, *self.needs_when)
 
     def reads(self, config: Any) -> set[str]:
@@ -98,7 +98,7 @@ class Stage:
 
     @property
     def training_module(self) -> str:
-        """The dotted name of the module with the task's training function; empty for a stage that does not train.
+        """Return the dotted name of the module with the task's training function; empty if the stage does not train.
 
         Import the module only when needed: torch takes seconds.
         """
@@ -146,7 +146,7 @@ class TaskSpec:
 
     @property
     def training_stage(self) -> Stage:
-        """The first stage of the task that trains."""
+        """Return the first stage of the task that trains."""
         return next(stage for stage in self.stages if stage.trains)
 
 

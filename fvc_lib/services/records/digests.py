@@ -118,10 +118,11 @@ def _listed_as(path: Path) -> _Listed | None:
 
 
 def note_rewritten(path: Path, content: Path) -> None:
-    """Delete the entry of the file ``path`` from its record if its new content differs from the entry.
+    """Prepare the record of a run for new content of the file ``path``, so that the file is not taken for damaged.
 
-    ``content`` is the path of the temporary file that will replace ``path``. An interactive notebook may rewrite a
-    table in this way.
+    If the digest of the new content differs from the file's entry in the record, the entry is deleted. This happens
+    when an interactive notebook rewrites a table. ``content`` is the path of the temporary file that will replace
+    ``path``.
     """
     found = _listed_as(path)
     if found is not None and sha256_of_file(content) not in found.digests:

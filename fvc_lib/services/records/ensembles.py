@@ -51,7 +51,8 @@ class FoldRule(_Strict):
         weights: weight per detector.
         intercept: number added to the weighted sum.
         threshold: a video with this score or a higher one counts as fake.
-        base_rate: share of fakes among all videos for which the scores are calibrated probabilities; None: unknown.
+        base_rate: share of fakes among the videos that calibrated the scores. The scores are probabilities for new
+            videos only if they have the same share. None: unknown.
         num_videos: number of videos to which the weights were fitted (stacking); 0 for a mean.
         num_groups: number of groups in these videos (a group is a set of related videos); 0 for a mean.
     """
@@ -96,12 +97,12 @@ class EnsembleRecord(_Strict):
 
     @property
     def detector_of_member(self) -> list[int]:
-        """The index in ``detectors`` for every member, in the order of ``members``."""
+        """Return the index in ``detectors`` for every member, in the order of ``members``."""
         return [member.detector for member in self.members]
 
     @property
     def lead(self) -> int:
-        """The index in ``members`` of the member with the largest weight."""
+        """Return the index in ``members`` of the member with the largest weight."""
         return max(range(len(self.members)), key=self.weight_of_member)
 
     def weight_of_member(self, number: int) -> float:
