@@ -6,13 +6,14 @@ as fake as the new video. The p-value of "fake" is the share of fakes that look 
 where its p-value is at most the error rate. If exactly one answer remains, it is the verdict; otherwise the video is
 undecided.
 
-With an error rate of 5%, at most about 5% of the reals are called fake, and at most about 5% of the fakes are called
-real, however bad the network is. But a network that knows nothing calls equal shares of both classes fake. So
-``answers_that_tell`` checks which answers the right class gets more often than the wrong class.
+With an error rate of 5%, at most about 5% of the reals are called fake, however bad the network is. Likewise, at most
+about 5% of the fakes are called real. But a network that knows nothing calls equal shares of both classes fake. So
+``answers_that_tell`` checks whether fakes are called fake more often than reals are, and reals real more often than
+fakes.
 
 Videos of one group (near-duplicates, say) are not independent. So each group has one vote per class, divided equally
-among its videos of that class. A new video is compared with the witnesses of fold k by scores of the network of fold
-k, which was trained on none of these videos.
+among its videos of that class. The network of fold k was trained on none of the witnesses of fold k. So its scores
+are used to compare a new video with these witnesses.
 
 V. Vovk, "Cross-conformal predictors", Annals of Mathematics and Artificial Intelligence 74 (2015); groups as in
 Y. Lee, R. F. Barber, R. Willett, "Distribution-free inference with hierarchical data" (2023), arXiv:2306.06342.

@@ -372,8 +372,8 @@ def partial_auc(curve: ConfusionCurve) -> FloatArray:
 def _cells(labels: IntArray, decisions: FloatArray) -> FloatArray:
     """Return four columns of 0 and 1, float64 (N, 4), with a single 1 per row.
 
-    The columns are hit (a fake called fake), miss (a fake called real), false alarm (a real called fake) and correct
-    rejection (a real called real). ``decisions`` (N,) are 1 for fake and 0 for real.
+    The first two columns are hit (a fake called fake) and miss (a fake called real). The last two are false alarm (a
+    real called fake) and correct rejection (a real called real). ``decisions`` (N,) are 1 for fake and 0 for real.
     """
     if not np.isin(decisions, (0, 1)).all():
         raise ValueError("decisions: got other values than 0 and 1; use thresholds.decide(scores, threshold) first.")

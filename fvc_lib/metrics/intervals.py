@@ -463,7 +463,7 @@ def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confid
 
     In every half-sample both models are judged on the same groups. Interval and p-value follow from Student's t and
     from how much the difference varies between half-samples (``group_interval``). If it does not vary and is not 0, the
-    interval reaches 1 - (1 - confidence) ** (1 / n) to both sides, with n of ``GroupCounts.comparisons``. The p-value
+    interval reaches 1 - (1 - confidence) ** (1 / n) to both sides, where n is ``GroupCounts.comparisons``. The p-value
     is at least 2 / 2 ** groups, the smallest p-value of a test that swaps the models within groups. Swapping the two
     measures changes only the signs.
 

@@ -98,8 +98,8 @@ def macro_measures(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Metric]
 def _class_columns(labels: ArrayLike, predicted: ArrayLike) -> FloatArray:
     """Return, for each row, what it adds to the counts of the K classes among the labels: 0 or 1, float64 (N, 3 K).
 
-    The columns are K for true positives (the row has the class, and it is predicted), then K for rows that have the
-    class, then K for rows for which the class is predicted.
+    The first K columns are true positives: the row has the class, and it is predicted. The next K columns mark rows
+    that have the class. The last K columns mark rows for which the class is predicted.
     """
     true_classes, taken = np.asarray(labels), np.asarray(predicted)
     occurring = np.unique(true_classes)

@@ -135,9 +135,9 @@ def _products(left: SingleArray, right: SingleArray, left_rows: IntArray, right_
 class _Direction:
     """Counts for the rankings in one direction of retrieval, such as from videos to texts.
 
-    For each of the P positives (pairs of a query and a candidate that belong together) it counts the wrong candidates
-    that are at least as similar. Positives are sorted by query, then by rising similarity. The positives of query q
-    have the indices ``starts[q]`` to ``starts[q + 1] - 1``.
+    A positive is a pair of a query and a candidate that belong together. For each of the P positives, the wrong
+    candidates that are at least as similar are counted. Positives are sorted by query, then by rising similarity. The
+    positives of query q have the indices ``starts[q]`` to ``starts[q + 1] - 1``.
 
     Args:
         queries: float32 (Q, D).
@@ -266,9 +266,8 @@ def bleu4_measure(captions: Sequence[str], references: Sequence[Sequence[str]]) 
 def _bleu_columns(caption: str, references: Sequence[str]) -> list[int]:
     """Return what a caption adds to the 10 counts over all captions that give BLEU.
 
-    The first eight are, for n = 1, 2, 3, 4, the number of the caption's n-grams that occur in a reference, and the
-    number of all its n-grams. The last two are the number of words of the caption, and of the reference nearest in
-    length.
+    The first eight are two per n = 1, 2, 3, 4: the caption's n-grams that occur in a reference, and all its n-grams.
+    The last two are the number of words of the caption, and of the reference nearest in length.
     """
     written, wanted = words(caption), [words(reference) for reference in references]
     columns = []

@@ -302,9 +302,9 @@ class View:
     Attributes:
         sampling: ``uniform`` (frames spread evenly over the video) or ``window:STRIDE`` (every STRIDE-th frame of one
             section of the video).
-        fit: ``letterbox`` (the whole picture with black bars), ``crop`` (the shorter side is resized to the clip's
-            side, and the middle square is cut out) or ``crop:SHARE`` (the shorter side is resized to the clip's side /
-            SHARE before the square is cut out; 0.875 is usual).
+        fit: ``letterbox`` shows the whole picture with black bars. ``crop`` resizes the shorter side to the clip's
+            side, and cuts out the middle square. ``crop:SHARE`` first resizes the shorter side to the clip's side /
+            SHARE, so that the square is smaller than the picture; 0.875 is usual.
         clips: number of clips per video.
         crop: name in ``CROPS`` of the function that finds the part of the picture to show; empty: ``fit`` is used.
         margin: the part that ``crop`` finds is enlarged by this share of its side.
