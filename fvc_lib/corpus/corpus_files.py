@@ -203,7 +203,7 @@ def is_named_as(kind: Kind, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Reading:
-    """Options of ``read_corpus`` that loaders look up in the context variable ``READING`` while they read a corpus."""
+    """Options of the call of ``read_corpus`` in progress; loaders get them from the context variable ``READING``."""
 
     allow_outside: bool = False  # whether files outside the corpus folder may be used
     label_map: Mapping[str, str] = field(default_factory=dict)  # maps further labels, in lower case, to real or fake
@@ -360,8 +360,9 @@ def picture_folders(
     Args:
         paths: paths of pictures and other files; the other files are skipped.
         facts: the known facts of each path, such as its label; frames of one video must have equal facts.
-        words: the labels that occur in the label source. A folder named like real or fake holds many videos, not the
-            frames of one video. The same is true of all folders if every other folder is named by one of ``words``.
+        words: the labels that occur in the label source, such as ``real`` or ``deepfake``. If all folders are named by
+            labels, they are class folders: their pictures are not the frames of one video. A folder named like real or
+            fake is always a class folder.
         names_in: called with a folder; returns the names of further files in that folder.
     """
     folders = defaultdict[str, list[int]](list)

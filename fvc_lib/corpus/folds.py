@@ -319,13 +319,15 @@ def split_parts(
 ) -> PartSplit:
     """Divide N rows into train, validation and test, so that no group is divided.
 
-    A stratum is a kind of rows, such as a class, that every part should hold. Parts that the corpus states are not
-    changed. If the corpus states no test part, it is made of 20% of the groups that are stated as training or have no
-    part. If it states no validation part, that is made of 15% of the remaining groups.
+    Validation and test parts that the corpus states are not changed. All other groups begin in train. If the corpus
+    states no test part, 20% of the groups in train become the test part. If it states no validation part, 15% of the
+    groups that are left in train become the validation part.
 
-    The shares count groups, and are taken from each stratum separately: at least one group per part. The drawn groups
-    are spread evenly over small and large ones. A group with more rows than the share of the part stays in train. So
-    does a stratum with too few groups. The result depends only on the rows, the group names and ``seed``.
+    A stratum is a kind of rows, such as a class, that every part should hold. So the groups are drawn from each stratum
+    separately: at least one group per part, evenly from the smallest to the largest groups. Groups that alone have more
+    rows than the whole part should get are drawn only if there are not enough others. A stratum stays in train if its
+    groups are too few for train and all missing parts. The result depends only on the rows, the group names and
+    ``seed``.
 
     Args:
         groups: (N,), the group of each row.
@@ -393,11 +395,13 @@ def shuffle_labels_by_group(folds: pl.DataFrame, seed: int) -> pl.DataFrame:
 
     A model that is trained on the result must score at chance, unless the pipeline leaks.
 
-    All videos of a group get the same label. The number of fake groups in a fold stays the same. If a group has both
-    labels, it counts as the fraction of its videos that are fake. A fractional total is rounded up or down at random.
+    All videos of a group get the same label. The number of fake groups in a fold stays the same. A group with both
+    labels counts in part: as 0.25 fake groups if a quarter of its videos are fake. If the sum over a fold is not whole,
+    it is rounded up or down at random.
 
-    Labels are permuted within folds for two reasons. Every fold of at least two groups keeps both labels. And no test
-    fold takes so many fakes that few are left for training, which would push pooled scores below chance.
+    Labels are permuted within folds for two reasons. Every fold of at least two groups keeps both labels. And every
+    fold keeps its share of fakes. A test fold with many fakes would leave few fakes for training, and so get low
+    scores. Such folds would push pooled scores below chance.
 
     About the same share of the true reals and of the true fakes in a fold becomes fake (a balanced permutation,
     Southworth, Kim and Owen 2009). A plain permutation agrees with the true labels by chance in some folds. A network

@@ -517,10 +517,11 @@ def _readable(
 def with_groups(images: pl.DataFrame, *, looked_for: bool = True) -> tuple[pl.DataFrame, list[str]]:
     """Return (images, notes): ``images`` with the additional columns ``known`` and ``group_id``, and warnings.
 
-    ``known`` is the official part of an image, else the official part of its stated group, else train. ``group_id`` is
-    the leakage group: stated groups that share a copy are joined. An image without a stated group is grouped with its
-    copies. Copies with different values of ``known`` do not join groups. ``without_copies_across`` later rejects one of
-    them instead.
+    ``known`` is the part of the official split (train, validation or test) that is stated for the image. If none is, it
+    is the part that is stated for other images of its stated group, else train.
+
+    ``group_id`` is the leakage group, which joins images with the same stated group, and copies of the same picture.
+    Copies with different values of ``known`` are not joined: ``without_copies_across`` later rejects one of them.
 
     Args:
         images: the readable images.
@@ -548,10 +549,10 @@ def with_groups(images: pl.DataFrame, *, looked_for: bool = True) -> tuple[pl.Da
 
 
 def _rank(part: str) -> pl.Expr:
-    """Return an expression for the rank of the official part: test 0, validation 1, train 2, null for null.
+    """Return an expression for the rank of a part of the split: test 0, validation 1, train 2, null for null.
 
-    ``part`` is the name of the column that holds the official part. Of copies in several parts, those in the part of
-    the lowest rank stay in the corpus.
+    It decides which of several copies stay in the corpus: those in the part of the lowest rank. ``part`` is the name of
+    the column that holds the part.
     """
     return pl.col(part).replace_strict({"test": 0, "validation": 1, "train": 2}, return_dtype=pl.Int64)
 

@@ -253,7 +253,8 @@ def probe_listing(
         listing: the videos.
         work_dir: folder of stored results.
         workers: number of processes; 0: one per available core.
-        progress: called with (done, total) of one corpus after the other.
+        progress: called with (done, total) after each file. If there are several corpora, both numbers count the files
+            of the corpus that is being probed.
         chosen: called with the path of a video; returns whether to probe it.
         writer: see ``probe_files``.
 

@@ -13,11 +13,12 @@ leaks: it leaves out validation videos of tested groups, and training videos of 
 list, or on all its videos if it has none. A training video whose group is also tested is left out.
 
 ``leave_one_generator_out`` tests on fakes of a generator that the network never saw in training. Every group is
-assigned to one fold, and every fold has one generator as its target. A fold tests the reals and the target's fakes in
-its groups. It trains on the other folds' groups, except the target's fakes. Names mean the same generator if they
-differ only in case or punctuation. A name with ``+`` means that several generators made the fake. Fakes that share a
-generator with the target are not trained on. If there are more folds than generators, the generators with most groups
-are tested in several folds. If there are fewer folds, only the generators with most groups are tested.
+assigned to one fold, and every fold has a target: the generator that it tests. Of its groups, a fold tests the reals
+and the fakes of the target. Of the other folds' groups, it trains on all videos except fakes of the target. Names mean
+the same generator if they differ only in case or punctuation. A name with ``+`` means that several generators made the
+fake. Fakes that share a generator with the target are not trained on. If there are more folds than generators, the
+generators with most groups are tested in several folds. If there are fewer folds, only the generators with most groups
+are tested.
 
 ``leave_one_source_out`` tests every source on models that saw none of it. Sources are corpora, or the values of
 another column of the index or manifest (``source_column``). A group with videos of several sources joins these sources.
@@ -280,10 +281,12 @@ def _leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> 
 def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[str, int]:
     """Assign every group to a fold; return a mapping from group id to the number of the fold.
 
-    Every fold tests the fakes of one generator, its target. A group with fakes of a target can only go to a fold with
-    such a target. Any other group can go to every fold. Groups that can go to the fewest folds are assigned first;
-    among these, groups with most videos. A group with reals goes to the possible fold with the fewest groups with
-    reals. A group without reals goes to the possible fold with the fewest groups with fakes of its target.
+    Every fold tests the fakes of one generator, its target. A group with fakes of a target can only go to the folds
+    with this target. Any other group can go to every fold.
+
+    Groups are assigned one after the other: those with the fewest possible folds first, and among these the groups with
+    most videos. A group with reals goes to the possible fold that has the fewest groups with reals so far. A group
+    without reals goes to the possible fold in which fewest groups have fakes of the fold's target so far.
 
     Args:
         videos: table of ``_generators``.
@@ -443,7 +446,8 @@ def source_expression(index: pl.DataFrame, column: str) -> pl.Expr:
 def separate_sources(index: pl.DataFrame, column: str) -> pl.DataFrame:
     """Return the columns ``video_id group_id label`` of the videos whose source is known, sorted by video.
 
-    ``group_id`` numbers the separate sources. Sources are joined if a group has videos of both.
+    Two sources are not separate if a leakage group has videos of both. Such sources count as one. ``group_id`` is the
+    number of the resulting source, as text.
 
     Args:
         index: INDEX table.

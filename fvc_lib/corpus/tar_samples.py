@@ -1,9 +1,9 @@
 """Samples in tar files in WebDataset's layout: ``KEY.mp4`` with ``KEY.json``, ``KEY.cls`` or ``KEY.txt``.
 
 A sample is all members (files in the tar) with the same key. The key is the member's path up to the first dot of the
-file name. Videos are read in place, by their offset in the tar. Of other members only short UTF-8 texts and JSON are
-read. All others are refused by their name, without being read, so nothing is ever unpickled. Of a truncated tar, the
-samples before the cut are used.
+file name. Videos are read in place, by their offset in the tar. Besides them, only short UTF-8 texts and JSON are read.
+Members with other extensions, such as pickles, are rejected without being read. Of a truncated tar, the samples before
+the cut are used.
 """
 
 import json

@@ -306,9 +306,11 @@ _LOSSLESS = (("qp", "0"), ("preset", "ultrafast"))
 def reencode(source: AnyPath, target: AnyPath, recipe: Recipe) -> None:
     """Re-encode the video at ``source`` to ``target``, atomically and with the same bytes every time.
 
-    Lossy recipes write 8-bit 4:2:0 colour; the last column or row of an odd size is dropped. Recipes with ``crf`` 0 are
-    lossless. They keep the pixel format if H.264 supports it and frames have even sizes and are not turned, blurred,
-    made noisy or compressed as JPEG. Otherwise they write 8-bit RGB, or 8-bit 4:2:0 if frames are also resized.
+    Lossy recipes write 8-bit 4:2:0 colour; the last column or row of an odd size is dropped.
+
+    Recipes with ``crf`` 0 are lossless. Usually they keep the pixel format. They write 8-bit RGB if H.264 does not
+    support the format, a side is odd, or frames are turned, blurred, made noisy or compressed as JPEG. Recipes that
+    also resize frames write 8-bit 4:2:0 instead of RGB.
 
     Raises:
         VideoError: the video cannot be read, or the encoder refuses it.
@@ -420,7 +422,10 @@ class _Writer:
         return stream
 
     def _written_as(self, frame: VideoFrame) -> tuple[str, int, int]:
-        """Return (pixel format, width, height) of the encoded frames, with the sizes before frames are turned."""
+        """Return (pixel format, width, height) of the frames to encode.
+
+        Width and height are those before frames are turned for display; a quarter turn swaps them.
+        """
         recipe, name = self._recipe, str(frame.format.name)
         width, height = frame.width, frame.height
         turned = self._converter.orientation != Orientation()
@@ -442,9 +447,10 @@ class _Writer:
         return (name if name in known else _YUV if recipe.is_scaled else _RGB), width, height
 
     def _rescaled(self, frame: VideoFrame) -> tuple[int, int]:
-        """Return (width, height) as stored, before frames are turned, of a picture scaled to the recipe's height.
+        """Return the (width, height) to which ``frame`` is scaled, so that the upright picture has the recipe's height.
 
-        The upright picture then has square pixels and keeps its aspect ratio.
+        The upright picture gets square pixels and keeps its aspect ratio. The result is the size before the frame is
+        turned for display; a quarter turn swaps width and height.
         """
         aspect, rows = self._source.sample_aspect_ratio or 0, self._recipe.height
         wide, high = frame.width * (aspect if aspect > 0 else Fraction(1)), Fraction(frame.height)

@@ -1,13 +1,15 @@
 """Find pairs of videos that show the same footage, by their perceptual hashes.
 
-A window is the whole picture or a fixed part of it. Two videos show the same footage if, in more than half of the
-sampled frames, the first looks like a window of the second. One of the two may be mirrored. Frames at the same relative
-times are compared. A copy may lack a fifth of the video at the start, the end or both ends. So frames are also paired
-as if such a part were missing.
+Two videos show the same footage if more than half of their sampled frames match. Two frames match if the first looks
+like a window of the second. A window is the whole picture or a fixed part of it, so that a cropped copy matches its
+source. A mirrored copy matches, too.
 
-Candidates are pairs of videos whose hashes are very near in a frame that is neither the first nor the last. With first
-and last frames, thousands of videos with the same title card would be candidates. If the hashes contain looks (tiny
-pictures of the frames), the looks can reject a pair, but never add one.
+Frames at the same relative times are compared. A copy may also lack a fifth of the video at the start, the end or both
+ends. So the comparison is repeated with frames paired as if such a part were missing.
+
+Only candidates are compared: pairs of videos whose hashes are very near in a frame that is neither the first nor the
+last. With first and last frames, thousands of videos with the same title card would be candidates. Hashes may contain
+looks (tiny pictures of the frames). If the looks differ, a pair with near hashes is rejected.
 
 Measured with ``max_bits`` 10 on 40 generated videos and 41 real clips, with 46 edited copies of each. The edits are low
 bit rates, other sizes, crops of 5 to 15%, mirrors, text, logos, borders, brightness, frame rates, and cuts of up to a
@@ -224,10 +226,10 @@ def _link(clusters: Components, judge: Judge, candidates: Candidates) -> Iterato
 
 
 class _FrameSearch:
-    """Find videos that show the same footage by the codes of a single frame.
+    """Find videos that show the same footage by the codes of a single frame, say the third of every video.
 
-    The queries are the codes of this frame's whole pictures, plain and mirrored. The entries are the codes of this
-    frame's windows, in all videos. Queries are looked up among the entries.
+    The whole picture of one video is looked up among the windows of all videos. So the queries are the codes of the
+    whole pictures, plain and mirrored: two per video. The entries are the codes of all windows: up to 30 per video.
 
     Args:
         judge: decides on the candidates.
@@ -285,8 +287,8 @@ class _FrameSearch:
     def _chooser(self, clusters: Components) -> Choose:
         """Return the function that selects pairs for ``BlockSearch.pairs`` (see ``Choose``).
 
-        It leaves out pairs of videos that are connected in ``clusters`` already. It also leaves out pairs of videos
-        whose other frames rule out the same footage (``_telling_frames``).
+        It selects near pairs, except where comparing the two videos would be useless: they are connected in
+        ``clusters`` already, or their other frames are too different for the same footage (``_telling_frames``).
         """
         table = self._judge.table
 
@@ -308,10 +310,11 @@ class _FrameSearch:
 
 
 def _telling_frames(num_frames: int, frame: int) -> TimeView:
-    """Return pairs of frame indices (first video, second video), for a quick test that precedes the full comparison.
+    """Return pairs of frame indices (first video, second video) for a quick test, before two videos are compared fully.
 
-    Videos of the same footage agree in at least one of these pairs, so videos that agree in none are different. The
-    pair ``(frame, frame)`` is left out, because it was compared already. The result is empty for a single frame.
+    If two videos agree in none of these pairs, they cannot agree in more than half of their frames. So they do not show
+    the same footage. The pair ``(frame, frame)`` is left out, because it was compared already. The result is empty if
+    ``num_frames`` is 1.
     """
     views = _time_views(num_frames)
     uses = Counter(itertools.chain(*views))
@@ -432,9 +435,10 @@ class BlockSearch:
         self._starts = np.searchsorted(keys, all_keys).astype(np.int32)
 
     def pairs(self, queries: Codes, choose: Choose) -> Iterator[tuple[Places, Places]]:
-        """Yield blocks of near pairs as (queries, entries): indices into ``queries`` and the entries, both int64 (K,).
+        """Yield near pairs in arrays (queries, entries): indices into ``queries`` and the entries, both int64 (K,).
 
-        Where many queries and entries have the same bits in the block, only pairs that ``choose`` chooses are yielded.
+        A key is a value of the block's bits. For most keys, all near pairs are yielded. If very many queries and
+        entries share a key, ``choose`` selects the pairs to yield.
         """
         codes, own_keys, position = _sorted_by(self._block, queries)
         _, start_of, times = np.unique(own_keys, return_index=True, return_counts=True)
@@ -455,7 +459,7 @@ class BlockSearch:
                 yield position[query].astype(np.int64), self._position[entry].astype(np.int64)
 
     def _one_by_one(self, queries: Codes, first: _Numbers, counts: _Numbers) -> Iterator[tuple[Places, Places]]:
-        """Yield blocks of near pairs as (queries, entries), both (K,): indices into the sorted queries and entries.
+        """Yield near pairs in arrays (queries, entries), both (K,): indices into the sorted queries and entries.
 
         The candidates of query i are ``counts[i]`` sorted entries from index ``first[i]`` on. For speed, every round
         compares the same number of entries with every query. Entries that are not candidates are dropped afterwards.

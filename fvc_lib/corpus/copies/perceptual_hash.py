@@ -470,10 +470,10 @@ def _ratio(part: Grid, whole: Grid) -> Grid:
 
 
 def _share_off_median(luma: Floats, is_near: Flags) -> Grid:
-    """Return for each of K videos the share of cells whose luma is far from the median of their frame, (K,).
+    """Return how much of the picture is not plain, for each of K videos: a share from 0 (one flat area) to 1, (K,).
 
-    A cell is a pixel of a tiny picture. It is far if it differs by more than 8 grey levels. The share is a mean over
-    frames.
+    It is the share of cells (pixels of a tiny picture) that differ from the median luma of their frame by more than 8
+    grey levels, as a mean over frames. Plain videos must agree more closely (``SameFootage.agree``).
 
     Args:
         luma: luma of K videos with T frames each, (K, T, 1, side, side).
@@ -487,8 +487,8 @@ def _colours(colours: Sequence[Floats], used: Floats) -> tuple[Grid, Grid]:
     """Return (hue, saturation): how similar the colours are in each of K pairs of videos, both (K,), at most 1.
 
     A colour is a vector of two values, (blue, red). Its length is its strength. ``hue`` is the mean cosine between the
-    colours of both videos, weighted by strength; 1 if either video is colourless. ``saturation`` is near 1 for equal
-    hue and equal strength. It falls as the strengths differ.
+    colours of both videos, weighted by strength; 1 if either video is colourless. ``saturation`` also compares the
+    strengths: it is 1 for equal colours, and about s if the colours of one video are s < 1 times those of the other.
 
     Args:
         colours: two arrays (K, T, 2, side, side), the colours of the first and of the second videos, for T frames.

@@ -187,8 +187,8 @@ class _Thing:
 def _draw_place(rng: np.random.Generator, shot: Shot) -> tuple[Plane, Plane]:
     """Return (luma, chroma) of the place that a shot films, float32 (H, W) and (2, H/2, W/2).
 
-    H and W are twice the height and width of the frames plus margins. So the camera can move by half pixels. Chroma is
-    around 0.
+    The place is larger than the frames by ``MARGIN_PIXELS`` on every side. It has two pixels per pixel of a frame in
+    both directions, so that the camera can move by half pixels. Chroma values are positive and negative.
     """
     height, width = 2 * (shot.height + 2 * MARGIN_PIXELS), 2 * (shot.width + 2 * MARGIN_PIXELS)
     luma = rng.uniform(100, 140) + texture(rng, height, width, (160, 90), 42)

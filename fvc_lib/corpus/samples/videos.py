@@ -214,10 +214,10 @@ def _event(name: str, first_clip: int, label: str, number: int, manipulation: st
 
 
 def _deal(cards: Sequence[Any], *seed: str) -> list[Any]:
-    """Return a value for each event of one label, drawn at random from ``cards``, all about equally often.
+    """Return one of ``cards`` for each event of one label, in random order; every card occurs about equally often.
 
     There are ``EVENTS_PER_LABEL`` real events and as many fake ones. An event is an original clip with its
-    near-duplicates. ``seed`` decides the draw.
+    near-duplicates. ``seed`` decides the order.
     """
     order = generator_for("deal", DESIGN_SEED, *seed).permutation(EVENTS_PER_LABEL)
     return [cards[place % len(cards)] for place in order]

@@ -268,9 +268,10 @@ def _dfdc_rows(path: Path, text: str) -> dict[str, dict[str, Any]]:
 
 
 def _has_labels(path: Path) -> bool:
-    """Return whether the JSON file ``path`` maps file names to labels real and fake, as files of DFDC do.
+    """Return whether the JSON file ``path`` states a label, real or fake, for any file name, as files of DFDC do.
 
-    A file of the same name in another corpus does not. False if the file cannot be read.
+    This distinguishes DFDC from other corpora with files of the same name. The result is False if the file cannot be
+    read.
     """
     with suppress(DataError), annotations(path) as text:
         rows = _dfdc_rows(path, text).values()

@@ -158,7 +158,7 @@ def notes_of(seen: pl.DataFrame) -> pl.DataFrame:
 def decode_item(store: ClipStore, source: AnyPath, target: Path, content_sha256: str = "") -> dict[str, Any]:
     """Return the job for a worker process that decodes one video into a clip file.
 
-    The job is a mapping, the argument of ``DECODE_FUNCTION`` (``make_original``, which describes it).
+    The job is the argument ``item`` of the function that the process runs, ``make_original``. For its keys see there.
 
     Args:
         store: its settings determine the clip.

@@ -44,8 +44,9 @@ _PLAIN_ID = re.compile(r"[0-9A-Za-z_-]{1,128}")
 class ClipStore:
     """A folder of clips that any number of runs and processes share.
 
-    The view (the rule that selects frames and part of the picture) takes N clips of every video. They are concatenated
-    and stored in one file. Every augmented copy of them is another file. The methods call a file a clip, even if N > 1.
+    The view (the rule that selects frames and part of the picture) takes N clips of every video, often a single one.
+    The N clips are concatenated and stored in one file. Their augmented copies are further files, each with N clips.
+    The methods of this class say "clip" for the content of a file, even if N > 1.
 
     Original clips are in ``clips/decode_<hash>/original/ab/abcd.npy`` under ``cache_dir``, augmented clips in
     ``clips/decode_<hash>/augmented_<hash>/ab/abcd_2.npy``. So original clips are used with every choice of

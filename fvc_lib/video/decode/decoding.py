@@ -135,8 +135,8 @@ def decode(opened: VideoSource, table: FrameTable, sink_of: SinkOf[S], *, in_ord
         opened: the video, from which only ``table`` was read so far. It may be closed and opened again.
         table: the packets of the video.
         sink_of: function that returns a new sink (``SinkOf``); called for every attempt at decoding.
-        in_order: whether the sink must receive frames in presentation order. If so, the times of all frames are found
-            before ``sink_of`` is called, so its argument with the times is never None.
+        in_order: whether the sink must receive frames in presentation order. If so, ``sink_of`` always gets the times
+            of all frames, even if the whole video must be decoded first to find them.
 
     Raises:
         VideoError: the file is truncated, corrupt or refused, or its frames come in another order.

@@ -32,11 +32,12 @@ class FrameTable:
         num_bytes: int64 (N,), sizes of the packets.
         is_key: bool (N,), whether decoding can start at the packet.
         is_closed: bool (N,), whether decoding can start at the packet, and no later packet refers to packets before it.
-            A missing reference then means damage. In H.264 only IDR pictures are closed.
+            If the decoder nevertheless lacks a reference frame, the file is damaged. In H.264 only IDR pictures are
+            closed.
         is_shown: bool (N,), whether the packet yields a frame that is shown. False for a packet that an edit list
             trims, and for a frame that serves only as a reference for other frames.
-        doubt: why the i-th smallest pts may not belong to the i-th frame that is shown, for example because two packets
-            have the same pts. Empty if packets can be relied on.
+        doubt: why a frame cannot be found by its pts, for example because two packets have the same pts. Empty if the
+            i-th frame that is shown has the i-th smallest pts.
         stores_pts: whether the container stores presentation times, so that their order is the order of the frames.
         damage: which data that the container lists are missing in the file; empty if none are.
     """

@@ -26,7 +26,10 @@ _GBRP_TO_RGB = (2, 0, 1)
 
 
 def _unnamed_kind(cls: Any, value: object) -> Any:
-    """Return a new enum member for a kind of side data that PyAV does not name, such as EXIF in PyAV 18."""
+    """Return a new enum member for a kind of side data that PyAV does not name, such as EXIF in PyAV 18.
+
+    The enum of kinds (``Type``) calls this for a value without a member, where it would raise ValueError.
+    """
     member = object.__new__(cls)
     member._name_, member._value_ = f"KIND_{value}", value
     return member

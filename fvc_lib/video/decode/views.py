@@ -137,8 +137,10 @@ def clip_places(view: View, num_frames: int, num_source_frames: int) -> tuple[In
     """Return the frame indices of the N clips of a video, and their stride.
 
     With a stride, clips are spread evenly from the video's first frame to its last; a single clip is in the middle. If
-    the video is too short, the stride is reduced. If it still has too few frames, its last frame is repeated. Without a
-    stride, the frames of every clip are spread over the video, and several clips are interleaved.
+    the video is too short, the stride is reduced. If it still has too few frames, its last frame is repeated.
+
+    Without a stride, N T frames are spread evenly over the video, and every clip takes every N-th of them: the first
+    clip begins with the first of these frames, the second clip with the second, and so on.
 
     Args:
         view: determines the number of clips (N) and the wanted stride.
@@ -286,7 +288,8 @@ class Windows:
     Attributes:
         num_source_frames: number of frames of the video.
         places: int64 (M, T), frame indices in presentation order.
-        stored: int64 (M, T), indices of the stored frames, as ``StoreFrame`` receives them.
+        stored: int64 (M, T), position of every frame in the storage, the first argument of ``StoreFrame``. Rows that
+            share a frame also share its position. With a crop, every row has frames of its own.
         num_clips: N, number of rows that are clips of the view.
         begins: float64 (M,), start of the first frame of every row, in seconds after the video's first frame.
         ends: float64 (M,), end of the last frame of every row, in seconds after the video's first frame.

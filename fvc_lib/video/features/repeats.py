@@ -19,9 +19,9 @@ def measure(run: Run) -> dict[str, Values]:
     For each pair of neighbouring frames, shape (L - 1,): ``equal`` (1 if all compared pixels are equal),
     ``equal_tiles`` (share of equal tiles) and ``difference`` (mean absolute difference of tiles, in grey levels).
 
-    For the run, shape (1,), or (0,) for fewer than 3 frames: ``dip`` (how much less the most alike pair
-    differs than the other pairs) and ``jump`` (how much more the most different pair differs). Both are differences
-    of binary logarithms.
+    For the run, shape (1,), or (0,) for fewer than 3 frames: ``dip`` and ``jump``. They compare binary logarithms of
+    ``difference``. ``dip`` is the median of the other pairs minus the smallest value; it is large if a frame was
+    repeated. ``jump`` is the largest value minus the median of the other pairs; it is large if frames were left out.
 
     If the run has no tiles, all features except ``equal`` are empty arrays.
     """
