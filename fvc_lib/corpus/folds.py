@@ -252,8 +252,8 @@ class TrainingRows:
     ) -> FoldSplit:
         """Use one outer fold as the test part, and split the other folds into training and inner validation.
 
-        If the corpus has a validation part (``self.validation``), that part is used. Otherwise groups are drawn. Then
-        no group is divided between training and validation, and both get their share of each label.
+        If the corpus has a validation part (``self.validation``), that part is used. Otherwise some of the remaining
+        groups become the validation part. No group is divided, and both parts get their share of each label.
 
         Args:
             fold: the outer fold that becomes the test part; None: the test part is empty.

@@ -1,4 +1,4 @@
-"""Samples in tar files in WebDataset's layout: ``KEY.mp4`` with ``KEY.json``, ``KEY.cls`` or ``KEY.txt``.
+"""Read samples from tar files in WebDataset's layout: ``KEY.mp4`` with ``KEY.json``, ``KEY.cls`` or ``KEY.txt``.
 
 A sample is all members (files in the tar) with the same key. The key is the member's path up to the first dot of the
 file name. Videos are read in place, by their offset in the tar. Besides them, only short UTF-8 texts and JSON are read.

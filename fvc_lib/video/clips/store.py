@@ -243,7 +243,7 @@ def crop_code(view: View) -> dict[str, object]:
 
 
 def note_use(folder: Path, settings: Mapping[str, object]) -> None:
-    """Record that ``folder`` is used now, as the modification time of its settings file.
+    """Record when ``folder`` was last used: set the modification time of its settings file to now.
 
     A missing settings file is written with ``settings``. Errors of the file system, as in a read-only cache, are
     ignored.

@@ -1,4 +1,6 @@
-"""Fine detail of tiles, by gradients (``sharpness``), by frequency (``spectrum``) and as noise (``noise_residual``).
+"""Measure the fine detail of tiles (cut-outs of frames) in three ways: by gradients, by frequency and as noise.
+
+The families of features are ``sharpness`` (gradients), ``spectrum`` (frequency) and ``noise_residual`` (noise).
 
 Blur, upscaling and generators leave less detail; sharpening leaves more. In natural pictures the power falls with
 frequency by a power law. Blur, upscaling and generators change this law at high frequencies. Scaling, and networks that
