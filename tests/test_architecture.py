@@ -76,7 +76,7 @@ def test_a_room_imports_only_from_the_rooms_below_it():
     for path in MODULES:
         room, *inside = path.relative_to(ROOT / "fvc_lib").parts
         others = {name.split(".")[1] for name in imports_of(path) if name.count(".")} - {room}
-        allowed = MAY_IMPORT[room] if inside else set()
+        allowed = MAY_IMPORT[room] if inside else {*MAY_IMPORT} if room == "public.py" else set()
         assert others <= allowed, f"{path} may import {sorted(allowed)}"
         packages = {name.split(".")[0] for name in all_imports(path)}
         assert not packages & {"torchvision", "timm", "torchmetrics", "run_notebooks"}, path
@@ -121,7 +121,10 @@ def test_no_start_and_no_early_stage_loads_what_learns():
 
 
 FILES = {"cfg", "conf", "csv", "feather", "html", "json", "lock", "pt", "py", "safetensors", "txt", "yaml"}
-NOT_OURS = {"a.b", "a.b.c", "fvc.run_key", "mlflow.note.content", "p.grad", "papermill.engine", "stream.frames"}
+NOT_OURS = {
+    "a.b", "a.b.c", "fvc.run_key", "mlflow.note.content", "p.grad", "papermill.engine", "run.tables.predictions",
+    "run.tables.results", "run.tables", "stream.frames",
+}  # fmt: skip
 
 
 def defined_in(path: Path) -> set[str]:

@@ -357,11 +357,11 @@ class _ServedBundle:
         self._detector = fvc_lib.load_detector(path)
 
     def predict(self, files: Any) -> list[dict[str, Any]]:
-        """Return a dict from name to predicted value for each video file, in the order of ``files``.
+        """Return a dict for each file, in the order of ``files``: for videos score, verdict, reasons and failure.
 
         ``files`` are paths, or a table with a column ``path``.
         """
-        return [row.values for row in self._detector.predict(list(getattr(files, "path", files)))]
+        return self._detector.predict(list(getattr(files, "path", files))).to_dicts()
 
 
 def _load_pyfunc(path: str) -> _ServedBundle:

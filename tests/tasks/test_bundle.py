@@ -14,8 +14,8 @@ import safetensors.torch
 import torch
 from click.testing import CliRunner
 
-from fvc_lib import load_detector
 from fvc_lib.command_line.main import main
+from fvc_lib.command_line.models import load_detector
 from fvc_lib.detectors.network import weights_path
 from fvc_lib.services.checkpoint_files import weights_digest, write_weights_with_digest
 from fvc_lib.services.errors import FvcError, UsageError

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from scipy.special import expit
 
-from fvc_lib import load_detector
+from fvc_lib.command_line.models import load_detector
 from fvc_lib.corpus.folds import TrainingRows
 from fvc_lib.services.errors import DataError, FvcError, LeakageError, UsageError
 from fvc_lib.services.parameters import run_config

@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib import load_detector
+from fvc_lib.command_line.models import load_detector
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config

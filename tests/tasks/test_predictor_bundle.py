@@ -14,9 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 from filelock import FileLock
 
-from fvc_lib import load_detector
 from fvc_lib.command_line.main import main
-from fvc_lib.command_line.models import verdict_detector
+from fvc_lib.command_line.models import load_detector, verdict_detector
 from fvc_lib.detectors.own.video_text import VideoTextNetwork
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths
