@@ -251,7 +251,7 @@ def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tup
     """
     from fvc_lib.corpus import listing
     from fvc_lib.corpus.corpus_files import counted
-    from fvc_lib.corpus.listing import read_corpora
+    from fvc_lib.corpus.listing import read_corpora, reading_options
     from fvc_lib.corpus.protocols import refuse_untrainable
 
     if path is None:
@@ -267,9 +267,7 @@ def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tup
     config = given_values(params_files, values=values, options={"corpus": str(path)}).config
     if config.task != DEFAULT_TASK:
         raise UsageError(f"task: got {config.task}; corpora reads corpora of task {DEFAULT_TASK}. Leave it out.")
-    found = read_corpora(
-        [config.corpus, *config.more_corpora], None, allow_outside=config.allow_outside, label_map=config.label_map
-    )
+    found = read_corpora([config.corpus, *config.more_corpora], None, **reading_options(config))
     click.echo(
         f"{str(path)!r} is read as {found.kind}: {len(found.entries):,} videos, "
         f"{len({group for _, group in found.memberships}):,} stated groups"

@@ -427,6 +427,7 @@ def _refuse_wrong_corpus(config: RunConfig) -> None:
         return
     from fvc_lib.corpus.listing import (
         read_corpora,
+        reading_options,
         recognised,  # loads polars, which other commands do not need
     )
     from fvc_lib.corpus.protocols import refuse_untrainable
@@ -438,6 +439,6 @@ def _refuse_wrong_corpus(config: RunConfig) -> None:
         recognised(IMAGE_LAYOUTS, Path(config.corpus))
     if config.task != DEFAULT_TASK:
         return
-    listing = read_corpora(corpora, None, allow_outside=config.allow_outside, label_map=config.label_map)
+    listing = read_corpora(corpora, None, **reading_options(config))
     if config.corpus:  # else the sample corpus is used, which has both labels
         refuse_untrainable(listing, config)

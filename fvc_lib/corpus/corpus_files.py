@@ -207,6 +207,7 @@ class Reading:
 
     allow_outside: bool = False  # whether files outside the corpus folder may be used
     label_map: Mapping[str, str] = field(default_factory=dict)  # maps further labels, in lower case, to real or fake
+    columns: Mapping[str, str] = field(default_factory=dict)  # maps names to a manifest's columns, in lower case
 
 
 READING = ContextVar("reading", default=Reading())  # noqa: B039 - frozen

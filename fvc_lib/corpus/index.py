@@ -26,7 +26,7 @@ from fvc_lib.corpus.corpus_files import (
     refuse_lost,
     some_of,
 )
-from fvc_lib.corpus.listing import Listing, place, read_corpora
+from fvc_lib.corpus.listing import Listing, place, read_corpora, reading_options
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, Progress, measured_again, probe_files
 from fvc_lib.services.atomic_files import AnyPath, path_from_text
 from fvc_lib.services.config import RunConfig
@@ -190,8 +190,7 @@ def build_index(
     listing = read_corpora(
         [corpus, *config.more_corpora],
         work_dir,
-        allow_outside=config.allow_outside,
-        label_map=config.label_map,
+        **reading_options(config),
     )
     group_of, merges = group_annotations(listing)
     rejections = Rejections()

@@ -7,7 +7,7 @@ import csv
 import difflib
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
@@ -52,6 +52,35 @@ class LabelTable:
     name: str  # file name, for messages
     columns: tuple[str, ...]  # stripped column names
     rows: tuple[tuple[str, ...] | None, ...]  # cells of each data row; None: its number of cells is not the header's
+    label_column: str = "label"  # the name that the file has for the column ``label``
+
+    def renamed(self, names: Mapping[str, str], known: Collection[str]) -> "LabelTable":
+        """Return the table with the columns of a user's file under the names that FVC reads.
+
+        A column of the file that already has such a name is set aside as ``NAME_of_file``.
+
+        Args:
+            names: maps a known name to the column of the file, such as ``{"label": "target"}``; case is ignored.
+            known: the names that the caller reads, in lower case.
+
+        Raises:
+            UsageError: a name is not known, the file has no such column, or a column is named twice.
+        """
+        lower = [column.lower() for column in self.columns]
+        name_of = {column: name for name, column in names.items()}
+        for name, column in names.items():
+            if name not in known:
+                raise UsageError(f"columns: {name!r} is not read; known are {some_of(sorted(known))}.")
+            if column not in lower:
+                near = did_you_mean(column, self.columns)
+                raise UsageError(
+                    f"{self.name}: no column {column!r} for {name!r}; found {some_of(self.columns)}.{near}"
+                )
+        if len(name_of) < len(names):
+            raise UsageError(f"columns: got {dict(names)}, wanted another column of the file for each name.")
+        aside = {name: f"{name}_of_file" for name in names}
+        columns = tuple((aside | name_of).get(column.lower(), column) for column in self.columns)
+        return replace(self, columns=columns, label_column=names.get("label", "label"))
 
     def records(self, rejections: Rejections) -> Iterator[tuple[int, dict[str, str]]]:
         """Yield (number, cells) for the well-formed rows; reject rows with a wrong number of cells.
@@ -88,8 +117,9 @@ class LabelTable:
             if not present and names in needed:
                 wanted, near = " or ".join(map(repr, names)), did_you_mean(names[0], self.columns)
                 raise UsageError(
-                    f"{self.name}: wanted a column {wanted}, found {some_of(self.columns)}.{near} Separate columns by "
-                    "comma, semicolon or tab (task video_text: as manifest_separator says)."
+                    f"{self.name}: wanted a column {wanted}, found {some_of(self.columns)}.{near} Of videos, "
+                    f"-p columns {names[0]}=NAME says which column it is. Separate columns by comma, semicolon or tab "
+                    "(task video_text: as manifest_separator says)."
                 )
         others = [column for column in self.columns if column and column.lower() not in known]
         for column in others:

@@ -39,6 +39,7 @@ from fvc_lib.corpus.corpus_files import (
     some_of,
 )
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_from_text, path_to_text, sha256_of_json
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA, Registry
 from fvc_lib.services.run_paths import fixed_folder, is_pattern
@@ -239,6 +240,7 @@ def read_corpus(
     *,
     allow_outside: bool = False,
     label_map: Mapping[str, str] | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Listing:
     """List a corpus of videos without opening a video.
 
@@ -246,13 +248,14 @@ def read_corpus(
         corpus: a folder, a manifest file, a tar, or a pattern of tars such as ``shards/{000..099}.tar``.
         allow_outside: accept listed files outside the corpus folder, and follow links.
         label_map: maps further labels of a table, in lower case, to real or fake.
+        columns: maps names that a manifest should have to the columns that it has, such as ``{"path": "file"}``.
 
     Raises:
         UsageError: the corpus does not exist, cannot be read or has no known layout.
         DataError: the corpus has no usable label, or is a published corpus that was not unpacked completely.
     """
     corpus = Path(corpus)
-    token = READING.set(Reading(allow_outside, label_map or {}))
+    token = READING.set(Reading(allow_outside, label_map or {}, columns or {}))
     try:
         loader = recognised(CORPORA, corpus)
         listing: Listing = loader.read(corpus)
@@ -285,10 +288,22 @@ def _name_of(corpus: Path) -> str:
     return path_to_text(path.parent.name if name.lower() == "manifest" else name) or "corpus"
 
 
-def stated_label(cell: str) -> str | None:
-    """Return the label in a cell in lower case, translated by ``label_map`` of ``READING``; None for an empty cell."""
+def truths(column: str) -> dict[str, str]:
+    """Map 0, 1, false and true to real and fake if the column's name says what they mean, as ``is_fake`` does."""
+    asked = column.lower().removeprefix("is_")
+    if asked not in LABELS:
+        return {}
+    other = "real" if asked == "fake" else "fake"
+    return {"0": other, "false": other, "1": asked, "true": asked}
+
+
+def stated_label(cell: str, column: str = "label") -> str | None:
+    """Return the label in a cell of ``column`` in lower case; None for an empty cell.
+
+    It is translated by ``label_map`` of ``READING``, or else as the name of the column says (``truths``).
+    """
     text = escape_text(cell.strip().lower())
-    return READING.get().label_map.get(text, text) or None
+    return {**truths(column), **READING.get().label_map}.get(text, text) or None
 
 
 def label_map_hint(option: str = "-p label_map") -> str:
@@ -299,12 +314,18 @@ def label_map_hint(option: str = "-p label_map") -> str:
 # --- Several corpora as one.
 
 
+def reading_options(config: RunConfig) -> dict[str, Any]:
+    """Return the options of ``read_corpora`` that the run's parameters give, by name."""
+    return {"allow_outside": config.allow_outside, "label_map": config.label_map, "columns": config.columns}
+
+
 def read_corpora(
     corpora: Sequence[AnyPath],
     links: AnyPath | None,
     *,
     allow_outside: bool = False,
     label_map: Mapping[str, str] | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Listing:
     """List several corpora as one, without opening a video.
 
@@ -317,13 +338,15 @@ def read_corpora(
             listing cannot be opened.
         allow_outside: see ``read_corpus``.
         label_map: see ``read_corpus``.
+        columns: see ``read_corpus``.
 
     Raises:
         UsageError: a corpus cannot be read, is given twice or lies within another one.
         DataError: see ``read_corpus``.
     """
     paths = [Path(corpus) for corpus in corpora]
-    read = [read_corpus(path, allow_outside=allow_outside, label_map=label_map) for path in paths]
+    options: dict[str, Any] = {"allow_outside": allow_outside, "label_map": label_map, "columns": columns}
+    read = [read_corpus(path, **options) for path in paths]
     if len(read) == 1:
         return read[0]
     _refuse_listed_twice(read)

@@ -82,6 +82,9 @@ class RunConfig(BaseModel):
     label_map: Annotated[dict[str, Literal["real", "fake"]], BeforeValidator(split_pairs)] = field(
         {}, "data", "meaning of a manifest's labels other than real and fake: 1=fake,0=real", _VIDEO
     )
+    columns: Annotated[dict[str, str], BeforeValidator(split_pairs)] = field(
+        {}, "data", "columns of a manifest with other headers: path=file,label=target,group=subject", _VIDEO, neutral={}
+    )
     seed: int = field(
         0, "weights", "every random choice follows from it", stages=(DATA_INDEX, FOLD_ASSIGNMENT, KFOLD_RESULTS),
         ge=0, lt=2**31,

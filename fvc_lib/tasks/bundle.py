@@ -49,7 +49,7 @@ _OWN_CODE: Mapping[str, tuple[str, FileRegistry[Any]]] = {
 _FILE_AND_ITEM = re.compile(r"\w+\.py:[A-Za-z_]\w*", re.ASCII)
 _WEIGHT_FIELDS = ("model_weights", "backbone_weights")
 # Parameters that describe this machine or the run's corpus, so a bundle does not record them.
-_LEFT_OUT = {"corpus", "more_corpora", "target_corpora", "label_map", *_WEIGHT_FIELDS}
+_LEFT_OUT = {"corpus", "more_corpora", "target_corpora", "label_map", "columns", *_WEIGHT_FIELDS}
 _FILES = re.compile(r"[\w./-]+\.(json|parquet|safetensors|md|txt)|(members/\d+/)?(network|crop)/[\w/]+\.py", re.ASCII)
 _DESCRIBED = ("settings", "features", "families")  # entries that a bundle keeps; others name paths
 _Part = TypeVar("_Part")

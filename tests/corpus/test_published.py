@@ -336,3 +336,45 @@ def test_recognising_the_group_of_the_real_tables_is_all_by_row_and_nothing_by_g
         aucs.append(float(within_folds(roc_auc, oracle["fold"])(fake_labels(oracle), oracle["score"].to_numpy())))
     assert aucs[0] > 0.99
     assert np.isclose(aucs[1], 0.5, atol=0.01)
+
+
+def test_lists_of_deepfakebench_are_videos_of_frames_with_the_groups_of_their_corpora(tmp_path):
+    def video(folder: str, label: str, number: int = 2) -> dict[str, object]:
+        names = [f"{folder}/{frame:03}.png" for frame in range(number)]
+        touch(tmp_path, *names)
+        return {"label": label, "frames": [name.replace("/", "\\") for name in names]}
+
+    real, fake = "FaceForensics++/original_sequences/youtube/c23/frames", "FaceForensics++/manipulated_sequences"
+    one, other = video(f"{real}/000", "FF-real"), video(f"{real}/001", "FF-real")
+    swap, celeb = video(f"{fake}/Deepfakes/c23/frames/000_003", "FF-DF"), "Celeb-DF-v2/Celeb"
+    person = video(f"{celeb}-real/frames/id0_0000", "CelebDFv2_real")
+    swapped = video(f"{celeb}-synthesis/frames/id0_id1_0000", "CelebDFv2_fake")
+    unknown, empty = video("UADFV/x/frames/7", "odd"), {"label": "FF-real", "frames": []}
+    content = {
+        "FF": {
+            "FF-real": {
+                "train": {"c23": {"000": one}},
+                "val": {"c23": {"001": other, "9": empty}},
+                "test": {"c23": {"001": other}},
+            },
+            "FF-DF": {"test": {"c23": {"000_003": swap}}},
+        },
+        "Celeb": {"r": {"train": {"a": person}, "test": {"a": person}}, "f": {"test": {"b": swapped, "c": unknown}}},
+    }
+    path = text(tmp_path, "All.json", [json.dumps(content)])
+    listing = read_corpus(path)
+    found = {entry.path: entry for entry in listing.entries}
+    assert [(found[name].label, found[name].official_split, found[name].stated_group) for name in sorted(found)] == [
+        ("real", None, "celeb-df id0"),
+        ("fake", "test", "celeb-df id0"),
+        ("fake", "test", "ff++ sequence 000"),
+        ("real", "train", "ff++ sequence 000"),
+        ("real", "test", "ff++ sequence 001"),
+    ]
+    assert ("ff++ sequence 003",) in {entry.links for entry in listing.entries}
+    assert sorted(listing.rejected["reason"]) == ["label_not_used", "not_a_file"]
+    assert read_corpus(path, label_map={"odd": "fake"}).kind == "deepfakebench"
+    assert len(read_corpus(path, label_map={"odd": "fake"}).entries) == 6
+    text(tmp_path, "bad.json", ['{"A": {"frames": 3}}'])
+    with pytest.raises(DataError, match=r"bad\.json"):
+        read_corpus(tmp_path / "bad.json")

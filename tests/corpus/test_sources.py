@@ -107,6 +107,28 @@ def test_no_usable_label_at_all_is_an_error_with_the_labels_found(tmp_path: Path
         read_corpus(write_csv(tmp_path / "empty.csv", ("path", "label")))
 
 
+def test_a_table_with_other_headers_is_read_by_the_columns_that_are_named(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4", "b.mp4", "c.mp4")
+    header = ("File", "path", "is_fake", "target", "Subject")
+    rows = [("a.mp4", "0", "FALSE", "0", "g"), ("b.mp4", "1", "true", "1", "h"), ("c.mp4", "1", "1", "1", "h")]
+    manifest = write_csv(tmp_path / "m.csv", header, *rows)
+    given = {"columns": "path=file,label=Is_Fake,group=subject"}
+    listing = read_corpus(manifest, columns=resolve_config(given).columns)
+    assert [(entry.path, entry.label, entry.stated_group) for entry in listing.entries] == [
+        ("a.mp4", "real", "g"), ("b.mp4", "fake", "h"), ("c.mp4", "fake", "h"),
+    ]  # fmt: skip
+    turned = read_corpus(manifest, columns={"path": "file", "label": "is_fake"}, label_map={"1": "real"})
+    assert turned.entries[-1].label == "real", "what the user says counts more than the column's name"
+    for columns, error, message in (
+        ({"path": "file", "label": "target"}, DataError, r"m\.csv, column 'target'.*2 x '1', 1 x '0'.*label_map"),
+        ({"path": "file", "label": "targt"}, UsageError, r"m\.csv: no column 'targt' for 'label'.*Did you mean"),
+        ({"file": "path"}, UsageError, "'file' is not read; known are .*'label'"),
+        ({"path": "file", "group": "file"}, UsageError, "another column"),
+    ):
+        with pytest.raises(error, match=message):
+            read_corpus(manifest, columns=columns)
+
+
 @pytest.mark.fault(35)
 def test_paths_out_of_the_corpus_are_refused_with_their_row(tmp_path: Path) -> None:
     touch(tmp_path, "outside.mp4", "corpus/in.mp4", "corpus/sub/deep.mp4")

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fvc_lib.corpus.listing import Listing, read_corpora
+from fvc_lib.corpus.listing import Listing, read_corpora, reading_options
 from fvc_lib.corpus.samples.footage import (
     Camera,
     Encoding,
@@ -351,7 +351,7 @@ def names_of_corpora(config: RunConfig) -> list[str]:
     given = [each for each in (config.corpus, *config.more_corpora) if each]
     if not given:
         return [_SAMPLE]
-    listing = read_corpora(given, None, allow_outside=config.allow_outside, label_map=config.label_map)
+    listing = read_corpora(given, None, **reading_options(config))
     names = sorted({entry.corpus for entry in listing.entries})
     return names if config.corpus else [*names, _SAMPLE]
 
@@ -369,6 +369,5 @@ def run_listing(config: RunConfig) -> Listing:
     return read_corpora(
         [run_corpus(config), *config.more_corpora],
         Path(config.cache_dir) / "index",
-        allow_outside=config.allow_outside,
-        label_map=config.label_map,
+        **reading_options(config),
     )

@@ -25,18 +25,23 @@ layouts follow the releases and the published code that reads them:
 - WildDeepfake: ``{real,fake}_{train,test}/N.tar.gz`` unpack to ``N/{real,fake}/M/*.png``: archive N, sequence M. A
   sequence is a video. An archive is taken for one group, although nothing published says so. This layout was written
   without access to the archives.
+- DeepfakeBench: ``dataset_json/NAME.json`` nests data set, kind of video, part, sometimes compression, and video, which
+  has a ``label`` such as ``FF-real`` and the paths of its ``frames`` below the folder ``rgb``. The validation part
+  repeats the test part where a corpus has none (``preprocessing/rearrange.py`` of its repository).
 """
 
 import csv
 import json
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from posixpath import dirname, normpath
 from typing import Any
 
-from fvc_lib.corpus.corpus_files import Entry
-from fvc_lib.corpus.listing import CorpusLoader, Listing
+from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections
+from fvc_lib.corpus.listing import CorpusLoader, Listing, listing_of_rows, stated_label
 from fvc_lib.corpus.sources.published import (
     PARTS,
     Rule,
@@ -52,9 +57,10 @@ from fvc_lib.corpus.sources.published import (
     read_published,
     split_lists,
 )
-from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.atomic_files import escape_text, path_from_text, path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
+from fvc_lib.services.tables import LABELS
 
 
 def _require(folder: Path, title: str, name: str) -> None:
@@ -365,6 +371,68 @@ def read_wilddeepfake(folder: Path) -> Listing:
     return read_published(top, "wilddeepfake", _WILD_FOLDERS, describe, [note], pictures=True)
 
 
+# --- Lists of frames of DeepfakeBench.
+
+_DFDC_RULE = Rule(r"(?:.*/)?dfdc_train_part_(?P<a>\d+)/.*", "fake", ("dfdc part {a}",))
+_GROUPED = by_rules((*FACEFORENSICS_RULES, *CELEB_DF_RULES, _DFDC_RULE), "")
+
+
+def read_deepfakebench(path: Path) -> Listing:
+    """List the videos of a list of DeepfakeBench. A video is the folder of its frames, relative to the list's folder.
+
+    Raises:
+        DataError: the list is damaged.
+    """
+    files, rows, places = CorpusFiles(path.parent), dict[str, Entry](), list[str | Refusal]()
+    with annotations(path) as text:
+        for part, video in _frame_lists(json.loads(text), None):
+            row = _frames_entry(video, part)
+            key = f"{row.path} {row.label}"
+            known = rows.get(key, row)
+            parts = {part, known.official_split}
+            if len(parts) > 1:
+                part = "test" if parts == {"test", "validation"} else None
+            rows[key] = replace(row, official_split=part, origin=path.name, row=len(rows) + 1)
+    for row in rows.values():
+        place = files.normalized(str(path_from_text(row.path)))
+        if isinstance(place, str):
+            place = files.check(place) or escape_text(place)
+        places.append(place)
+    return listing_of_rows(files, "deepfakebench", list(rows.values()), places, Rejections())
+
+
+def _frame_lists(node: Mapping[str, Any], part: str | None) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
+    """Yield (part, video) for the videos of a list: train, validation or test, and the video's label and frames."""
+    for name, inner in node.items():
+        inner_part = PARTS.get(name, part)
+        if "frames" in inner:
+            yield inner_part, inner
+        else:
+            yield from _frame_lists(inner, inner_part)
+
+
+def _frames_entry(video: Mapping[str, Any], part: str | None) -> Entry:
+    """Return the entry of a video of a list of DeepfakeBench; its label in the list is such as ``FF-DF``.
+
+    Its groups are those that FaceForensics++, DFD, Celeb-DF or DFDC give to a file of that name.
+    """
+    word, groups = video["label"], list[str]()
+    label = stated_label(word) or ""
+    if label not in LABELS and "real" in label:
+        label = "real"
+    elif "fake" in label or label.startswith("ff-"):
+        label = "fake"
+    first = next(iter(video["frames"]), "")
+    folder = normpath(dirname(first.replace("\\", "/")))
+    name = folder.replace("/frames/", "/videos/") + ".mp4"
+    while name and not groups:
+        known = _GROUPED(name)
+        if isinstance(known, Entry):
+            groups = [known.stated_group or "", *known.links]
+        name = name.partition("/")[2]
+    return entry_of_video(escape_text(folder), label, groups, word, part)
+
+
 # --- Declarations.
 
 CORPORA.register(
@@ -511,6 +579,26 @@ CORPORA.register(
   title = {{WildDeepfake}: A Challenging Real-World Dataset for Deepfake Detection},
   booktitle = {ACM International Conference on Multimedia},
   year = {2020}
+}""",
+    )
+)
+CORPORA.register(
+    CorpusLoader(
+        name="deepfakebench",
+        accepted="a list of frames of DeepfakeBench, dataset_json/NAME.json, put into its folder 'rgb'",
+        recognises=lambda path: path.suffix == ".json" and path.is_file() and b'"frames"' in path.read_bytes()[:4096],
+        read=read_deepfakebench,
+        title="DeepfakeBench's frames of FaceForensics++, Celeb-DF, DFDC and others",
+        paper="Yan et al., NeurIPS 2023 (Datasets and Benchmarks), arXiv:2307.01426",
+        licence="the terms of each corpus; the lists: CC BY-NC 4.0",
+        fetch="https://github.com/SCLBD/DeepfakeBench (its README: Rgb-format Datasets, Json Configurations)",
+        bibtex="""@inproceedings{yan2023deepfakebench,
+  author = {Yan, Zhiyuan and Zhang, Yong and Yuan, Xinhang and Lyu, Siwei and Wu, Baoyuan},
+  title = {DeepfakeBench: A Comprehensive Benchmark of Deepfake Detection},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume = {36},
+  pages = {4534--4565},
+  year = {2023}
 }""",
     )
 )

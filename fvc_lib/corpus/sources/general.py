@@ -10,12 +10,14 @@ Review 43(1), 2019.
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from posixpath import dirname
 
 from fvc_lib.corpus.corpus_files import (
     LABEL_FOLDER,
     LAYOUT,
+    READING,
     CorpusFiles,
     Entry,
     Refusal,
@@ -111,6 +113,8 @@ _PATHS = ("path", "video_path")
 def read_manifest(manifest: Path) -> Listing:
     """List the videos of a manifest with the columns ``path`` (or ``video_path``) and ``label``.
 
+    ``Reading.columns`` says which columns these are in a table with other headers.
+
     Optional columns are ``group`` (or ``group_id``), ``manipulation``, ``platform``, ``generator``, ``real_source`` (or
     ``source``) and the official ``split`` (or ``part``). Every other column is stored as an attribute; reports also
     list results for each value of an attribute. Case and surrounding space of labels are ignored. Rows with labels
@@ -123,13 +127,15 @@ def read_manifest(manifest: Path) -> Listing:
         UsageError: the file is no table, a column is missing or misspelt, or the split has an unknown part.
         DataError: no row has a usable label.
     """
-    table, files, rejections = read_label_table(manifest), CorpusFiles(manifest.parent), Rejections()
+    files, rejections = CorpusFiles(manifest.parent), Rejections()
     kinds = [(name,) for name in ("manipulation", "platform", "generator")]
-    others = table.further_columns((_PATHS, ("label",)), (GROUP_COLUMNS, SOURCE_COLUMNS, SPLIT_COLUMNS, *kinds))
+    needed, optional = (_PATHS, ("label",)), (GROUP_COLUMNS, SOURCE_COLUMNS, SPLIT_COLUMNS, *kinds)
+    table = read_label_table(manifest).renamed(READING.get().columns, [*chain(*needed, *optional)])
+    others = table.further_columns(needed, optional)
     rows, places, words, unknown = list[Entry](), list[str | Refusal](), list[str](), list[str]()
     for row in file_rows(table, files, rejections, _PATHS):
         word = row.cells["label"]
-        entry, no_part = entry_of(row.cells, row.path, stated_label(word), row.number, table.name)
+        entry, no_part = entry_of(row.cells, row.path, stated_label(word, table.label_column), row.number, table.name)
         if no_part is not None:
             unknown.append(cell_text(row.cells, *SPLIT_COLUMNS) or "")
         further = {name: text for name in others if (text := cell_text(row.cells, name.lower())) is not None}
@@ -141,7 +147,7 @@ def read_manifest(manifest: Path) -> Listing:
             f"{table.name}: the column of the split has {counts_text(unknown)}; wanted one of {', '.join(PART_NAMES)}, "
             "or nothing. Write these, or, if it is no split, rename the column, such as to 'my_split'."
         )
-    _require_labels(table.name, rows, "Fill the column 'label'.")
+    _require_labels(f"{table.name}, column {table.label_column!r}", rows, "Fill it with real and fake.")
     rows, places, notes = join_frames(files, rows, places, words, rejections)
     return listing_of_rows(files, "manifest", rows, places, rejections, notes)
 
@@ -187,7 +193,7 @@ def read_tar_shards(corpus: Path) -> Listing:
     for number, sample in enumerate(samples, start=1):
         stated = {name: word for name in _WORDS if (word := cell_text(sample.cells, name))}
         words += stated.values()
-        labels = {stated_label(word) for word in stated.values()}
+        labels = {stated_label(word, name) for name, word in stated.items()}
         row, no_part = entry_of(sample.cells, sample.path, next(iter(labels), None), number, "the tars")
         if len(labels) != 1 or (sample.refusal is not None and labels.isdisjoint(LABELS)):
             detail = f"{sample.path}: got the labels {stated}, wanted one in KEY.cls or KEY.json."
