@@ -257,7 +257,8 @@ class TrainingRows:
 
         Args:
             fold: the outer fold that becomes the test part; None: the test part is empty.
-            inner_validation_share: share of each label's videos wanted in validation, in (0, 1).
+            inner_validation_share: share of each label's videos wanted in validation, in [0, 1); 0: validation is
+                empty.
             seed: together with ``fold`` chooses between equally good splits.
             without: ids of videos that are left out of all parts.
 
@@ -287,7 +288,7 @@ class TrainingRows:
                 f"fold {fold}: a label is in {fewest} of the groups of the other folds; wanted at least 2 with each "
                 "label, one to train on and one for inner validation. Raise num_folds, or add videos of other events."
             )
-        else:
+        elif inner_validation_share:
             shares = [1 - inner_validation_share, inner_validation_share]
             part_of = _balanced(rest, shares, np.random.default_rng([seed, _INNER, fold]))
             in_validation = pl.col("group_id").is_in([group for group, part in part_of.items() if part == 1])

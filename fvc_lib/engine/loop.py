@@ -120,7 +120,8 @@ class Engine:
     def fit(self) -> TrainingState:
         """Train up to the last epoch, and return the final state; its ``best_model`` has the best epoch's weights.
 
-        The training continues from the newest checkpoint, if there is one.
+        Without validation data no epoch can be chosen, and these are the weights of the last epoch. The training
+        continues from the newest checkpoint, if there is one.
 
         Raises:
             StoppedError: ``stop`` returned True; the state is saved.
@@ -377,28 +378,35 @@ class Engine:
 
     def _end_epoch(self) -> None:
         state = self.state
-        self._watch.at("validation")
-        collected = self.task.new_accumulator()
-        data = self.task.validation_data
-        mean, lowered = self._evaluate(self._model, data, self._loaded, collected)
-        loss = mean.mean()
-        better = training_state.copy_weights(self._model) if loss < state.best_loss else {}
+        validates = len(self.task.validation_data) > 0
+        metrics = self._validation_metrics() if validates else {}
+        loss = metrics.get("loss", math.inf)
+        is_last = state.epochs_done + 1 == self.settings.epochs
+        is_best = loss < state.best_loss if validates else is_last
+        better = training_state.copy_weights(self._model) if is_best else {}
         state.epochs_done += 1
-        if lowered:
-            state.inexact_because.append(f"out of memory in the validation of epoch {state.epochs_done}")
-        metrics = {"loss": loss, **self._ranks.from_leader("metrics", collected.compute)}
         train_loss = state.epoch_loss.mean()
         state.history.append(EpochRecord(state.epochs_done, self._stepper.learning_rate, train_loss, metrics))
         state.epoch_loss, state.batches_done = LossMean(), 0
         if better:
             state.best_loss, state.best_epoch = loss, state.epochs_done
             state.best_model = better
-        patience = self.settings.early_stopping_epochs
+        patience = self.settings.early_stopping_epochs if validates else 0
         gave_up = bool(patience and state.epochs_done - state.best_epoch >= patience)
         state.finished = gave_up or state.epochs_done >= self.settings.epochs
         self._watch.epoch_metrics("train", {"epoch_loss": train_loss})
         self._watch.epoch_metrics("validation", metrics)
         self._save()
+
+    def _validation_metrics(self) -> dict[str, float]:
+        """Return the model's metrics on the validation data, including ``loss``."""
+        self._watch.at("validation")
+        collected = self.task.new_accumulator()
+        mean, lowered = self._evaluate(self._model, self.task.validation_data, self._loaded, collected)
+        if lowered:
+            epoch = self.state.epochs_done + 1
+            self.state.inexact_because.append(f"out of memory in the validation of epoch {epoch}")
+        return {"loss": mean.mean(), **self._ranks.from_leader("metrics", collected.compute)}
 
     def _evaluate(
         self, model: nn.Module, data: SampleSet, loaded: Iterator[Batch], accumulator: Accumulator

@@ -42,7 +42,7 @@ class EpochRecord:
     epoch: int
     learning_rate: float  # learning rate of the epoch's last step
     train_loss: float  # weighted mean over the epoch's samples, computed while the weights changed
-    validation: dict[str, float]  # metrics on the validation data, including ``loss``
+    validation: dict[str, float]  # metrics on the validation data, including ``loss``; empty without such data
 
 
 @dataclass
@@ -55,7 +55,8 @@ class TrainingState:
     step: int = 0  # effective batches used over all epochs
     epoch_loss: LossMean = field(default_factory=LossMean)  # the running training loss of the epoch in progress
     nonfinite_steps: int = 0  # effective batches skipped because of a loss or gradient that was not finite
-    best_epoch: int = 0  # the epoch (1-based) with the smallest validation loss; 0: none yet
+    # The epoch (1-based) with the smallest validation loss; without validation data the last one. 0: none yet.
+    best_epoch: int = 0
     best_loss: float = math.inf  # validation loss of ``best_epoch``
     best_model: dict[str, Tensor] = field(default_factory=dict)  # weights of ``best_epoch``, on the CPU
     history: list[EpochRecord] = field(default_factory=list)
@@ -113,7 +114,9 @@ class TrainingRecord:
     __pydantic_config__ = NAN_AS_TEXT
 
     history: tuple[EpochRecord, ...]  # one record per epoch
-    best_epoch: int  # the epoch (1-based) with the smallest validation loss, whose weights are the result
+    # The epoch (1-based) with the smallest validation loss, whose weights are the result. 0: no epoch was chosen, and
+    # the last weights are the result.
+    best_epoch: int
     steps: int  # effective batches used, including skipped ones
     nonfinite_steps: int  # effective batches skipped because a loss or gradient was not finite
     micro_batch: int  # samples in memory at once at the end; lower than planned after an out-of-memory

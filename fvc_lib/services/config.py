@@ -136,8 +136,9 @@ class RunConfig(BaseModel):
         neutral=None, stages=(FOLD_ASSIGNMENT,), ge=0,
     )  # fmt: skip
     inner_validation_share: float = field(
-        0.25, "weights", "share of the training groups that chooses epoch and threshold", _VIDEO,
-        stages=(FOLD_ASSIGNMENT,), gt=0, lt=1,
+        0.25, "weights", "share of the training groups that chooses epoch and threshold; 0: all groups train, for all "
+        "epochs, and two halves of them train again to calibrate, which doubles the time", _VIDEO,
+        stages=(FOLD_ASSIGNMENT,), ge=0, lt=1,
     )  # fmt: skip
 
     # Decode
@@ -347,6 +348,14 @@ class RunConfig(BaseModel):
     def num_copies(self) -> int:
         """Return the number of augmented clips of each training video; a model on features takes none."""
         return 0 if self.of_features else self.augmentations_per_video
+
+    @property
+    def cross_fits(self) -> bool:
+        """Whether all training groups train, and held-out logits of parts of them choose temperature and threshold.
+
+        That holds for a model on features, and for a network with an ``inner_validation_share`` of 0.
+        """
+        return bool(self.of_features) or not self.inner_validation_share
 
     @property
     def has_frozen_trunk(self) -> bool:

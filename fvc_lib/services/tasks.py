@@ -233,8 +233,9 @@ _VIDEO = TaskSpec(
             trains=True,
             schemas=("FINAL_VALIDATION",),
             report_rank=2,
-            when=lambda config: config.train_final and not config.of_features,
-            when_words="with -p train_final true, whose model sees clips",
+            when=lambda config: config.train_final,
+            when_words="with -p train_final true",
+            needs_when={FORENSIC_FEATURES: _is_forensic},
         ),
         Stage(
             KFOLD_RESULTS,

@@ -26,6 +26,7 @@ from torch import nn
 
 from fvc_lib.detectors.network import Trunk, loaded_weights_of
 from fvc_lib.engine.device import peak_device_bytes, resolve_device
+from fvc_lib.engine.loading import batches_per_epoch
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.preflight import planned_micro_batch, training_memory
 from fvc_lib.engine.random_state import forked_random_state
@@ -221,12 +222,12 @@ def read_outcome(path: Path, record: type[R]) -> TrainingOutcome[R] | None:
 
 @dataclass(frozen=True)
 class Network:
-    """One network to train: the model, or a control (a training without real knowledge).
+    """One network to train: the model, a control (a training without real knowledge), or one that calibrates these.
 
     Attributes:
         task: data, network and loss.
         data_fingerprint: digest of the samples of each part and of their targets.
-        name: name of the control (``tasks.CONTROL_TRAININGS``); empty for the model.
+        name: name of its folder and phases: that of the control (``tasks.CONTROL_TRAININGS``), empty for the model.
     """
 
     task: Task
@@ -291,11 +292,11 @@ class Finished(Generic[R]):
     """The result of ``Training.finish``, the final scoring of a task after its training.
 
     Attributes:
-        records: one record per network, the model first.
+        records: the records of the model (key: empty text) and of its controls, by name.
         write: function that writes the result tables.
     """
 
-    records: Sequence[R]
+    records: Mapping[str, R]
     write: Callable[[], None] = lambda: None
 
 
@@ -309,7 +310,7 @@ class Training(Generic[R]):
         model_name: name of the model in the configuration, for the record.
         settings: settings of the engine.
         parameters: JSON values that the weights depend on; a checkpoint with other values is refused.
-        networks: the model first, then its controls.
+        networks: the model first, then its controls, and networks that only calibrate one of these.
         sizes: fields of the outcome: ``num_train num_validation num_test``, optionally ``num_train_samples missing``.
         finish: called on every rank after the training; makes choices, scores the test part once, and returns the
             records and a function that writes the tables. The default returns no records: it suffices for a training
@@ -324,7 +325,7 @@ class Training(Generic[R]):
     parameters: Mapping[str, Any]
     networks: Sequence[Network]
     sizes: Mapping[str, Any]
-    finish: Callable[[Sequence[TrainedNetwork]], Finished[R]] = lambda _trained: Finished(())
+    finish: Callable[[Sequence[TrainedNetwork]], Finished[R]] = lambda _trained: Finished({})
     outputs: Sequence[Path] = ()
 
     @property
@@ -454,6 +455,8 @@ def train(
             ),
         )
         settings = replace(training.settings, micro_batch=micro_batch)
+        sizes = [len(network.task.training_data) for network in training.networks]
+        steps = [settings.epochs * batches_per_epoch(size, settings.effective_batch_size) for size in sizes]
         for number, network in enumerate(training.networks):
             started, name = time.monotonic(), network.name
             metrics = ControlLog(metric_log, name) if name else metric_log
@@ -467,7 +470,7 @@ def train(
                 memory=observer,
                 name=name,
                 stop=stop,
-                progress=partial(_report, progress, number, len(training.networks)) if progress else None,
+                progress=partial(_report, progress, sum(steps[:number]), sum(steps)) if progress else None,
                 ranks=ranks,
             )
             state = engine.fit()
@@ -478,16 +481,15 @@ def train(
 
     def write() -> str:
         done.write()
-        records = dict(zip((network.name for network in training.networks), done.records, strict=True))
         outcome = TrainingOutcome(
             stage=stage,
             fold=fold,
             model=training.model_name,
             num_parameters=kind.num_parameters,
             device=compute.describe(),
-            training=records[""],
-            control=records.get(SHUFFLED_LABELS),
-            sources=records.get(REAL_SOURCES),
+            training=done.records[""],
+            control=done.records.get(SHUFFLED_LABELS),
+            sources=done.records.get(REAL_SOURCES),
             predicted_peak_bytes=predicted,
             peak_rss_bytes=int(max(peaks)[0]),
             peak_device_bytes=peak_device_bytes(compute.device),
@@ -507,19 +509,16 @@ def train(
     return outcome
 
 
-def _report(progress: Progress, number: int, count: int, done: int, planned: int) -> None:
-    """Report the progress of one network as progress over all networks.
-
-    Networks are trained one after another; they are assumed to need equal numbers of steps.
+def _report(progress: Progress, before: int, planned: int, done: int, _planned: int) -> None:
+    """Report the progress of one network as progress over all networks, which are trained one after another.
 
     Args:
         progress: called with (steps done, steps planned), summed over all networks.
-        number: number of the network that is trained now, from 0.
-        count: number of networks.
+        before: steps of the networks before this one.
+        planned: steps of all networks.
         done: steps that this network has done.
-        planned: steps that this network needs.
     """
-    progress(number * planned + done, count * planned)
+    progress(before + done, planned)
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def _give_selections(run: RunPaths) -> None:
             num_epochs=10, best_epoch=10, validation_loss=0.42, prior_logit=0.0, temperature=judged["temperature"][0],
             log_loss=0.4, log_loss_uncalibrated=0.41, threshold=judged["threshold"][0], balanced_accuracy=0.8,
             num_videos=judged.height, num_groups=judged["group_id"].n_unique(), num_real=judged.height - fake,
-            num_fake=fake,
+            num_fake=fake, fewest_groups=9,
         )  # fmt: skip
         folder = run.fold_checkpoints(fold)
         folder.mkdir(parents=True)

@@ -25,7 +25,7 @@ TESTED = pl.DataFrame({"label": ["real"] * 50})
 
 
 def chosen(logits=LOGITS, **options):
-    return select(LABELS, logits, 12, validation_loss=0.3, num_epochs=3, best_epoch=2, **options)
+    return select(LABELS, logits, 12, fewest_groups=6, validation_loss=0.3, num_epochs=3, best_epoch=2, **options)
 
 
 def recorded(weights="w", **changes):
@@ -40,7 +40,7 @@ def test_temperature_and_threshold_are_those_of_the_metrics_room_on_calibrated_s
     assert found.balanced_accuracy == balanced_accuracy(LABELS, (scores >= found.threshold).astype(int))
     assert found.log_loss < found.log_loss_uncalibrated
     assert (found.num_videos, found.num_groups, found.num_real, found.num_fake) == (60, 12, 30, 30)
-    one_class = select([1, 1], [0.5, 2.0], 1, validation_loss=0.3)
+    one_class = select([1, 1], [0.5, 2.0], 1, fewest_groups=6, validation_loss=0.3)
     assert (one_class.temperature, one_class.threshold, one_class.balanced_accuracy) == (1.0, 0.5, None)
 
 

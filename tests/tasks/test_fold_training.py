@@ -4,11 +4,14 @@ import polars as pl
 import pytest
 
 from fvc_lib.corpus.folds import TrainingRows
+from fvc_lib.metrics.calibration import fit_temperature
 from fvc_lib.services.checkpoint_files import BEST, CheckpointMismatchError, load_weights
 from fvc_lib.services.errors import DataError, StoppedError
-from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import FOLDS, PREDICTIONS, VALIDATION_PREDICTIONS, read_table
 from fvc_lib.tasks import shared_training
-from fvc_lib.tasks.shared_training import read_outcome
+from fvc_lib.tasks.shared_training import TrainedNetwork, read_outcome
+from fvc_lib.tasks.video.controls import fake_labels
 from fvc_lib.tasks.video.data import fold_clips
 from fvc_lib.tasks.video.training import TrainingSummary, read_fold, train_fold
 from tests.kits.training import ListLog, recorded_selection, tiny_training_in
@@ -81,6 +84,41 @@ def test_a_fold_stopped_in_model_and_control_goes_on_and_changes_nothing(tiny_tr
     for name in (BEST, f"control/{BEST}"):
         ours, theirs = (paths.fold_checkpoints(0) / name for paths in (tiny_training.paths, whole.paths))
         assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_without_an_inner_part_all_groups_train_and_held_out_logits_calibrate(tiny_training, list_log, monkeypatch):
+    """Nobody scores groups it was trained on; killed and resumed, the cross-fitting ends with the same bits."""
+    tiny, judged = tiny_training.with_config(inner_validation_share=0, early_stopping_epochs=1), []
+    whole = RunPaths(shutil.copytree(tiny.paths.root, tiny.paths.root.with_name("whole")))
+    predict = TrainedNetwork.predict
+
+    def judging(trained, data, accumulator):
+        learned = {row.group_id for row in trained.network.task.training_data.rows}
+        judged.append((trained.network.name, learned, {row.group_id for row in data.rows}))
+        predict(trained, data, accumulator)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainedNetwork, "predict", judging)
+        outcome = train_fold(whole, tiny.config, 0, metric_log=list_log())
+    rows = read_table(tiny.paths.folds, FOLDS)
+    groups = set(rows.filter(pl.col("fold") != 0)["group_id"])
+    assert [name for name, *_ in judged] == ["inner_0", "inner_1", "control/inner_0", "control/inner_1", "", "control"]
+    for _, learned, tested in judged:
+        assert learned.isdisjoint(tested)
+    for _, learned, tested in judged[:4]:
+        assert learned | tested == groups
+    training, chosen = outcome.training, outcome.training.selection
+    assert [record.validation for record in training.history] == [{}, {}]
+    assert (training.best_epoch, chosen.best_epoch, chosen.num_epochs) == (0, 0, 2)
+    calibrated = read_table(whole.validation_predictions(0), VALIDATION_PREDICTIONS)
+    assert set(calibrated["group_id"]) == groups
+    assert chosen.temperature == fit_temperature(fake_labels(calibrated), calibrated["logit"].to_numpy())
+    for after in (3, 14, 5):  # in the model, in its inner networks and in those of the control
+        with pytest.raises(StoppedError):
+            run(tiny, list_log(), stop=stop_after(after))
+    assert run(tiny, list_log()).training.recorded.weights == training.recorded.weights
+    for name in ("predictions", "validation_predictions"):
+        assert getattr(tiny.paths, name)(0).read_bytes() == getattr(whole, name)(0).read_bytes()
 
 
 @pytest.mark.fault(28)

@@ -50,9 +50,10 @@ def test_the_record_of_this_very_fold_opens_it_once():
         fold.open(recorded_selection(Clips))
 
 
-def test_other_labels_of_the_outer_fold_change_nothing_that_is_chosen(tiny_training, list_log, tmp_path):
+@pytest.mark.parametrize("share", [0.25, 0])
+def test_other_labels_of_the_outer_fold_change_nothing_that_is_chosen(tiny_training, list_log, tmp_path, share):
     """Weights to the bit, epoch, temperature and threshold, of the model and of its control."""
-    tiny = tiny_training.with_config(epochs=1)
+    tiny = tiny_training.with_config(epochs=1, inner_validation_share=share)
     log, other_log, other = list_log(), list_log(), elsewhere(tiny, tmp_path / "other" / "run_1")
     folds = read_table(other.folds, FOLDS)
     flipped = pl.when(pl.col("label") == "real").then(pl.lit("fake")).otherwise(pl.lit("real"))

@@ -118,7 +118,7 @@ def train(root: Path, config: RunConfig, **arguments: Any):
 
     def finish(trained):
         trained[0].predict(Line(7), points)
-        return Finished([TrainingRecord(**trained[0].record())], lambda: written.append(points.found))
+        return Finished({"": TrainingRecord(**trained[0].record())}, lambda: written.append(points.found))
 
     bound = ("epochs", "effective_batch_size")
     task = LineTask(arguments.pop("network", Straight))

@@ -101,7 +101,7 @@ def _finish(
         tables.write_table(classes, tables.IMAGE_PREDICTIONS, class_table)
         tables.write_table(numbers, tables.TARGET_PREDICTIONS, target_table)
 
-    return Finished([TrainingRecord(**model.record())], write)
+    return Finished({"": TrainingRecord(**model.record())}, write)
 
 
 def require_backbone(config: RunConfig) -> None:

@@ -1,4 +1,4 @@
-"""The choice of epoch, temperature and threshold on the inner validation part, and the record of these choices.
+"""The choice of epoch, temperature and threshold on training groups, and the record of these choices.
 
 The record is a file next to the weights. It is written before the outer fold is opened, that is, before the labels of
 the test videos are read. If an attempt is killed after that, the next attempt uses the same record and does not choose
@@ -11,38 +11,43 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import polars as pl
 from pydantic import TypeAdapter, ValidationError
 
 from fvc_lib.metrics.calibration import fit_temperature, probabilities
-from fvc_lib.metrics.classification import balanced_accuracy, check_labels, decide, log_loss
+from fvc_lib.metrics.classification import FloatArray, IntArray, balanced_accuracy, check_labels, decide, log_loss
 from fvc_lib.metrics.operating_points import operating_point, threshold_at
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.records.digests import undamaged_content
 
 SELECTION = "selection.json"  # in the folder of a training's checkpoints
+MIN_GROUPS = 5  # groups of each label without which nothing is calibrated
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The choices of one training, and their values on the inner validation part.
+    """The choices of one training, and their values on the videos that choose.
 
+    These videos are the inner validation part, or all training videos with held-out logits (``RunConfig.cross_fits``).
     A model on features is a classical classifier that sees measured features of a video instead of its frames.
 
     Attributes:
         num_epochs: number of trained epochs; 0 for a model on features.
-        best_epoch: 1-based, the epoch with the lowest inner validation loss; 0 for a model on features.
-        validation_loss: loss of the best epoch, or of the fitted model on features; weighted as in training.
+        best_epoch: 1-based, the epoch with the lowest inner validation loss; 0: no epoch was chosen.
+        validation_loss: loss of the best epoch, or of the held-out logits; weighted as in training.
         prior_logit: log(fakes / reals), which is added to the logits before the temperature to undo class balancing
             (``data.prior_logit``); 0 without balancing.
         temperature: divisor of the logits (``metrics.calibration.fit_temperature``).
         log_loss: log loss of the calibrated probabilities, in nats per video.
         log_loss_uncalibrated: log loss at a temperature of 1, in nats per video.
         threshold: the lowest calibrated probability that is called fake, chosen for the operating point.
-        balanced_accuracy: balanced accuracy at the threshold; None if the inner validation part lacks a class.
-        num_videos, num_groups, num_real, num_fake: sizes of the inner validation part.
+        balanced_accuracy: balanced accuracy at the threshold; None if a class is missing.
+        num_videos, num_groups, num_real, num_fake: numbers of the videos that choose, and of their groups.
+        fewest_groups: number of training groups with a real video, or with a fake one, whichever is smaller. Below
+            ``MIN_GROUPS`` nothing is calibrated: the temperature is 1, and the threshold 0.5.
         operating_point: the goal that the threshold was chosen for, such as ``best`` or ``fpr=0.01``
             (``metrics.operating_points``).
         settings: the chosen settings of a model on features, by name; empty for a network.
@@ -62,14 +67,26 @@ class Selection:
     num_groups: int
     num_real: int
     num_fake: int
+    fewest_groups: int
     operating_point: str = "best"
     settings: dict[str, float] = field(default_factory=dict)
     num_candidates: int = 0
 
     @property
+    def is_calibrated(self) -> bool:
+        """Whether there were enough groups of each label to choose a temperature and a threshold."""
+        return self.fewest_groups >= MIN_GROUPS
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether held-out logits of all training videos chose, instead of an inner validation part."""
+        return not self.best_epoch
+
+    @property
     def base_rate(self) -> float | None:
-        """The share of fakes in the inner validation part, which calibrates the scores; None if a class is missing."""
-        return self.num_fake / self.num_videos if self.num_real and self.num_fake else None
+        """The share of fakes for which the scores are calibrated; None if they are not, or if a class is missing."""
+        has_both = self.num_real and self.num_fake
+        return self.num_fake / self.num_videos if has_both and self.is_calibrated else None
 
     def table(self) -> pl.DataFrame:
         """Return a table for people, one row each for the epoch (or settings), the temperature and the threshold.
@@ -83,12 +100,22 @@ class Selection:
         first = ("epoch", f"{self.best_epoch} of {self.num_epochs}", "lowest loss")
         if self.num_candidates:
             first = ("settings", settings_text(self.settings), f"lowest held-out loss of {self.num_candidates}")
+        elif self.is_held_out:
+            first = ("epoch", f"none of {self.num_epochs}", "last weights; reached is the held-out loss")
+        likely = "likelihood, held back where videos are few"
+        if not self.is_calibrated:
+            likely = aim = too_few_groups(self.fewest_groups)
         rows = [
             (*first, f"{self.validation_loss:.4f}"),
-            ("temperature", f"{self.temperature:.4g}", "likelihood, held back where videos are few", calibrated),
+            ("temperature", f"{self.temperature:.4g}", likely, calibrated),
             ("threshold", f"{self.threshold:.4f}", aim, accuracy),
         ]
         return pl.DataFrame(rows, schema=["chosen", "value", "by", "reached"], orient="row")
+
+
+def too_few_groups(fewest: int) -> str:
+    """Return text that says why nothing was calibrated; ``fewest`` is ``Selection.fewest_groups``."""
+    return f"not calibrated: a label has {fewest} training groups, fewer than {MIN_GROUPS}"
 
 
 def settings_text(settings: Mapping[str, float]) -> str:
@@ -121,13 +148,14 @@ class RecordedSelection:
     earlier: int = 0
 
     def sentence(self) -> str:
-        """Return a sentence with the size of the inner validation part and the number of openings of the outer fold."""
+        """Return a text with the number of videos that chose, and the number of openings of the outer fold."""
         chosen = self.selection
-        on = "training videos, held out in turn," if chosen.num_candidates else "inner validation videos"
+        on = "training videos, held out in turn," if chosen.is_held_out else "inner validation videos"
+        uncalibrated = "" if chosen.is_calibrated else f" {too_few_groups(chosen.fewest_groups).capitalize()}."
         return (
             f"Chosen on {chosen.num_videos} {on} of {chosen.num_groups} groups ({chosen.num_real} "
             f"real, {chosen.num_fake} fake) and recorded before the outer fold's labels were opened; until now they "
-            f"were opened {self.openings} times, {self.earlier} of them for other selections."
+            f"were opened {self.openings} times, {self.earlier} of them for other selections.{uncalibrated}"
         )
 
 
@@ -136,6 +164,7 @@ def select(
     logits: npt.ArrayLike,
     num_groups: int,
     *,
+    fewest_groups: int,
     validation_loss: float,
     prior_logit: float = 0.0,
     point: str = "best",
@@ -143,30 +172,33 @@ def select(
     best_epoch: int = 0,
     **settings: Any,
 ) -> Selection:
-    """Return the selection: choose temperature and threshold on the inner validation part, and measure them there.
+    """Return the selection: choose temperature and threshold on the given videos, and measure them there.
 
-    If the videos are of one class, the threshold is 0.5.
+    If the videos are of one class, the threshold is 0.5. With fewer than ``MIN_GROUPS`` groups of a label the threshold
+    is 0.5 and the temperature 1.
 
     Args:
-        labels: int (N,) of the inner validation videos; 1 is fake, 0 is real.
+        labels: int (N,) of the videos that choose; 1 is fake, 0 is real.
         logits: float (N,), with ``prior_logit`` added.
         num_groups: number of groups of these videos.
+        fewest_groups: number of training groups with a real video, or with a fake one, whichever is smaller.
         validation_loss: loss of the chosen epoch or settings; only recorded.
         prior_logit: number that ``logits`` already include; only recorded.
         point: the operating point that the threshold is chosen for (``metrics.operating_points``).
         num_epochs: number of trained epochs of a network; only recorded.
-        best_epoch: 1-based epoch that the engine chose by the inner validation loss; only recorded.
+        best_epoch: 1-based epoch that the engine chose by the inner validation loss, or 0; only recorded.
         settings: the fields ``settings`` and ``num_candidates`` of ``Selection``, for a model on features.
 
     Raises:
         ValueError: there is no video, or a logit is not finite.
     """
     checked = check_labels(labels)
-    temperature = fit_temperature(checked, logits)
+    is_calibrated = fewest_groups >= MIN_GROUPS
+    temperature = fit_temperature(checked, logits) if is_calibrated else 1.0
     scores = probabilities(logits, temperature)
     has_both = checked.min() != checked.max()
     threshold = 0.5
-    if has_both:  # tables hold no threshold above 1
+    if has_both and is_calibrated:  # tables hold no threshold above 1
         threshold = min(1.0, threshold_at(operating_point(point), checked, scores))
     return Selection(
         num_epochs=num_epochs,
@@ -183,8 +215,14 @@ def select(
         num_real=int((checked == 0).sum()),
         num_fake=int((checked == 1).sum()),
         operating_point=point,
+        fewest_groups=fewest_groups,
         **settings,
     )
+
+
+def held_out_loss(labels: IntArray, logits: FloatArray, weights: FloatArray) -> float:
+    """Return the weighted mean cross-entropy of ``logits`` (N,), the log odds of fake, in nats."""
+    return float(np.average(np.logaddexp(0, np.where(labels == 1, -logits, logits)), weights=weights))
 
 
 def record_selection(folder: Path, made: RecordedSelection) -> RecordedSelection:

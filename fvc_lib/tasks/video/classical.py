@@ -24,11 +24,9 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.corpus.folds import make_folds, most_folds
 from fvc_lib.detectors import classical
 from fvc_lib.detectors.classical import Arrays, ClassicalModel
 from fvc_lib.detectors.network import Detector, build_detector
-from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.training_state import MetricSink
 from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.services.atomic_files import sha256_of_json
@@ -36,10 +34,15 @@ from fvc_lib.services.checkpoint_files import BEST, DamagedCheckpointError, weig
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.registry import DETECTORS
-from fvc_lib.services.tables import LABELS
 from fvc_lib.tasks.shared_training import TrainedClass
 from fvc_lib.tasks.video import data
-from fvc_lib.tasks.video.calibration import RecordedSelection, record_selection, select, settings_text
+from fvc_lib.tasks.video.calibration import (
+    RecordedSelection,
+    held_out_loss,
+    record_selection,
+    select,
+    settings_text,
+)
 from fvc_lib.tasks.video.data import ClipRow, FoldClips
 from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.tasks.video.results import families_of
@@ -202,6 +205,7 @@ def fit(
         labels,
         found.held_out + prior,
         clips.num_validation_groups,
+        fewest_groups=clips.fewest_groups,
         validation_loss=found.best.inner_loss,
         prior_logit=prior,
         point=config.operating_point,
@@ -216,9 +220,9 @@ def fit(
     return Fitted(weights, found.candidates, recorded, found.held_out + prior, time.monotonic() - began)
 
 
-def score(config: RunConfig, source: Source, clips: FoldClips, fitted: Fitted, log: MetricSink) -> Scored:
-    """Open the outer fold with the recorded selection, and score it; raises as ``score_outer_fold``."""
-    summary = TrainingSummary(
+def summary(source: Source, fitted: Fitted) -> TrainingSummary:
+    """Return the summary of a fitted model."""
+    return TrainingSummary(
         history=(),
         best_epoch=0,
         steps=0,
@@ -234,9 +238,19 @@ def score(config: RunConfig, source: Source, clips: FoldClips, fitted: Fitted, l
         candidates=fitted.candidates,
         seen=tuple(source.names),
     )
+
+
+def score(
+    config: RunConfig, source: Source, clips: FoldClips, fitted: Fitted, done: TrainingSummary, log: MetricSink
+) -> Scored:
+    """Open the outer fold with the recorded selection in the summary ``done``, and score it.
+
+    Raises:
+        DataError: as ``score_outer_fold``.
+    """
     model, arrays = model_of(config), arrays_of(fitted.weights)
     return score_outer_fold(
-        summary,
+        done,
         clips,
         lambda rows: model.logits(arrays, source.of(rows)),
         lambda phase, metrics: log.log(step=0, epoch=1, phase=phase, metrics=metrics),
@@ -279,12 +293,13 @@ def _fitted(config: RunConfig, source: Source, train: Sequence[ClipRow], stop: C
     model, labels = model_of(config), labels_of(train)
     class_weights = np.array(data.class_weights(train) if config.class_balance == "loss" else (1.0, 1.0))
     rows = _Rows(source.of(train), labels, class_weights[labels])
-    folds, candidates, held_out = _inner_folds(config, train), list[Candidate](), list[FloatArray]()
+    folds = data.inner_folds(train, INNER_FOLDS, config.seed)
+    candidates, held_out = list[Candidate](), list[FloatArray]()
     for settings in model.candidates:
         if stop():
             raise StoppedError("stopped as requested before the model was fitted: resume the run to fit it.")
         held_out.append(_held_out_logits(model, settings, rows, folds))
-        candidates.append(Candidate(dict(settings), _loss(labels, held_out[-1], rows.weights)))
+        candidates.append(Candidate(dict(settings), held_out_loss(labels, held_out[-1], rows.weights)))
     # Take the first, simplest candidate if several are equal.
     best = int(np.argmin([candidate.inner_loss for candidate in candidates]))
     arrays = rows.fit(model, model.candidates[best])
@@ -310,15 +325,6 @@ def out_of_fold_logits(config: RunConfig, source: Source, folds: pl.DataFrame) -
     return pl.concat(scored).sort("video_id")
 
 
-def _inner_folds(config: RunConfig, train: Sequence[ClipRow]) -> IntArray:
-    """Return the inner fold of each of the N rows, int64 (N,); a fold keeps groups together."""
-    videos = [(row.video_id, row.group_id, LABELS[row.label]) for row in train]
-    frame = pl.DataFrame(videos, schema=["video_id", "group_id", "label"], orient="row").unique(maintain_order=True)
-    folds = make_folds(frame, min(INNER_FOLDS, most_folds(frame)), stable_seed("inner folds", config.seed) % 2**32)
-    fold_of = dict(folds.select("video_id", "fold").iter_rows())
-    return np.array([fold_of[row.video_id] for row in train])
-
-
 @dataclass(frozen=True)
 class _Rows:
     """The N training rows: features ``values`` (N, F), ``labels`` (N,) and loss ``weights`` (N,)."""
@@ -339,11 +345,6 @@ def _held_out_logits(model: ClassicalModel, settings: Mapping[str, float], rows:
         held_out = folds == fold
         logits[held_out] = model.logits(rows.fit(model, settings, ~held_out), rows.values[held_out])
     return logits
-
-
-def _loss(labels: IntArray, logits: FloatArray, weights: FloatArray) -> float:
-    """Return the weighted mean cross-entropy of ``logits`` (N,), the log odds of fake, in nats."""
-    return float(np.average(np.logaddexp(0, np.where(labels == 1, -logits, logits)), weights=weights))
 
 
 # New files

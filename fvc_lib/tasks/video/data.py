@@ -5,7 +5,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,12 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from fvc_lib.corpus.folds import TrainingRows
+from fvc_lib.corpus.folds import TrainingRows, make_folds, most_folds
 from fvc_lib.corpus.protocols import all_rows, training_rows
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, Sample, Stream
+from fvc_lib.metrics.classification import IntArray
+from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import LABELS
@@ -29,6 +31,7 @@ from fvc_lib.video.clips.shards import ClipShards, shards_folder
 from fvc_lib.video.clips.store import ClipStore, Pixels, note_use
 
 _logger = logging.getLogger(__name__)
+INNER_PARTS = 2  # parts of the training groups whose held-out logits calibrate a network
 STREAM_BUFFER = 1000  # number of read clips among which the next sample of a stream is drawn
 
 
@@ -255,8 +258,9 @@ class FoldClips:
     Attributes:
         fold: the fold's number; None for the network trained on all groups, whose test part is empty.
         train: originals and augmented copies.
-        validation: originals of the inner validation part, which chooses epoch, temperature and threshold. For a model
-            on features it equals ``train``, and their logits are held-out ones.
+        validation: originals that choose temperature and threshold. By default they are the inner validation part,
+            which also chooses the epoch. With ``config.cross_fits`` they are those of ``train``, and their logits come
+            from models that did not see their groups.
         test: the sealed test part, originals only.
         missing: ids of videos that have no clip and are in no part.
         fingerprint: hash of the parts, labels and clip settings.
@@ -271,8 +275,13 @@ class FoldClips:
 
     @property
     def num_validation_groups(self) -> int:
-        """Number of groups in the inner validation part."""
+        """Number of groups in ``validation``."""
         return len({row.group_id for row in self.validation})
+
+    @property
+    def fewest_groups(self) -> int:
+        """Number of groups outside the test part with a real video, or with a fake one, whichever is smaller."""
+        return most_folds(_videos_of((*self.train, *self.validation)))
 
 
 def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
@@ -370,10 +379,10 @@ def fold_clips(rows: TrainingRows, source: Any, config: RunConfig, fold: int | N
         _logger.warning("%d videos have no clip and take no part: %s", len(missing), ", ".join(missing))
     share, seed = config.inner_validation_share, config.seed
     split = rows.split(fold, inner_validation_share=share, seed=seed, without=missing)
-    if config.of_features:  # fitted to all groups, and calibrated on logits of inner folds
-        train = validation = clip_rows(pl.concat([split.train, split.validation]))
-    else:
-        train, validation = clip_rows(split.train, config.num_copies), clip_rows(split.validation)
+    rows_of_train, rows_of_validation = split.train, split.validation
+    if config.cross_fits:
+        rows_of_train = rows_of_validation = pl.concat([split.train, split.validation])
+    train, validation = clip_rows(rows_of_train, config.num_copies), clip_rows(rows_of_validation)
     test = clip_rows(split.test)
     gone = [row.clip_id for row in train if not source.has(row.video_id, row.augmentation_index)]
     if gone:
@@ -388,3 +397,39 @@ def fold_clips(rows: TrainingRows, source: Any, config: RunConfig, fold: int | N
     fingerprint = digest.hexdigest()
     sealed = SealedFold(f"outer fold {fold}", test, fingerprint)
     return FoldClips(fold, train, validation, sealed, missing, fingerprint)
+
+
+def inner_folds(rows: Sequence[ClipRow], most: int, seed: int) -> IntArray:
+    """Return the inner fold of each of N training rows, int64 (N,): at most ``most`` folds, which keep groups together.
+
+    There are fewer folds if a label is in fewer groups.
+    """
+    videos = _videos_of(rows)
+    folds = make_folds(videos, min(most, most_folds(videos)), stable_seed("inner folds", seed) % 2**32)
+    fold_of = dict(folds.select("video_id", "fold").iter_rows())
+    return np.array([fold_of[row.video_id] for row in rows])
+
+
+def inner_parts(clips: FoldClips, seed: int) -> list[FoldClips]:
+    """Divide the training groups of a fold into two parts, for cross-fitting.
+
+    Each result has the rows of one part as ``train``, and the originals of the other part as ``validation``. A network
+    that is trained on the first gives held-out logits of the second. The test part cannot be opened with its choices.
+    """
+    part_of, parts = inner_folds(clips.train, INNER_PARTS, seed), list[FoldClips]()
+    for part in range(INNER_PARTS):
+        train, held_out = list[ClipRow](), list[ClipRow]()
+        for row, its_part in zip(clips.train, part_of, strict=True):
+            if its_part != part:
+                train.append(row)
+            elif not row.augmentation_index:
+                held_out.append(row)
+        fingerprint = sha256_of_json([clips.fingerprint, part])
+        parts.append(replace(clips, train=tuple(train), validation=tuple(held_out), fingerprint=fingerprint))
+    return parts
+
+
+def _videos_of(rows: Sequence[ClipRow]) -> pl.DataFrame:
+    """Return a table ``video_id group_id label`` with one row per video of ``rows``."""
+    videos = [(row.video_id, row.group_id, LABELS[row.label]) for row in rows]
+    return pl.DataFrame(videos, schema=["video_id", "group_id", "label"], orient="row").unique(maintain_order=True)

@@ -71,9 +71,15 @@ class TrainingSummary(TrainingRecord):
         return super().claim()
 
     def best_sentence(self) -> str:
-        """Return one line of text: the best epoch and its losses, or the chosen settings of a model on features."""
+        """Return one line of text: the best epoch or the last one with its losses, or the settings that were chosen."""
         if not self.history:
             return f"chosen of {len(self.candidates)} settings: {settings_text(self.selection.settings)}"
+        if not self.selection.best_epoch:
+            loss = self.history[-1].train_loss
+            return (
+                f"trained for {len(self.history)} epochs on all training groups; no epoch was chosen: training loss "
+                f"{loss:.3f}"
+            )
         best = self.history[self.selection.best_epoch - 1]
         return (
             f"best epoch {best.epoch} of {len(self.history)}: inner validation loss {best.validation['loss']:.3f}, "

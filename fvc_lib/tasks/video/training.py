@@ -1,9 +1,13 @@
 """Train the model of an outer fold and its controls, and score the fold's test videos once.
 
-Epoch, temperature and threshold are chosen on the inner validation part. A control is the same training on other
-labels, for example shuffled ones; the model is compared with it.
+Epoch, temperature and threshold are chosen on the inner validation part. With ``inner_validation_share`` 0 there is no
+such part. All training groups then train for all epochs, and the last weights are the result. Temperature and threshold
+come from cross-fitting: the groups are divided into two parts, and a network that is trained on the one scores the
+other.
 
-``train_fold`` without a fold trains one network on all groups, which has no test part.
+A control is the same training on other labels, for example shuffled ones; the model is compared with it.
+
+``train_fold`` without a fold trains one model on all groups, which has no test part.
 """
 
 import logging
@@ -12,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -65,7 +70,7 @@ from fvc_lib.tasks.shared_training import (
     train,
 )
 from fvc_lib.tasks.video import classical, data
-from fvc_lib.tasks.video.calibration import RecordedSelection, Selection, record_selection, select
+from fvc_lib.tasks.video.calibration import RecordedSelection, Selection, held_out_loss, record_selection, select
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource, FoldClips
 from fvc_lib.tasks.video.features import with_features
 from fvc_lib.tasks.video.results import forensic_features, scores_across_sources
@@ -89,7 +94,7 @@ def train_fold(
     Reads ``tables/folds.parquet`` and the clips. Writes ``checkpoints/fold_K`` and
     ``tables/predictions_fold_K.parquet``. For a finished fold, the stored outcome is returned without training.
 
-    Without a fold, train one network on all groups (``train_final``). It is not tested and has no controls. Writes
+    Without a fold, train one model on all groups (``train_final``). It is not tested and has no controls. Writes
     ``checkpoints/04b_final_training`` and ``tables/final_validation.parquet``.
 
     Raises:
@@ -97,10 +102,8 @@ def train_fold(
         FvcError: as ``shared_training.train``, which explains the options.
     """
     if config.of_features:
-        if fold is None:
-            raise UsageError(f"train_final: {config.model} sees features, and one network of all groups sees clips.")
         return _train_on_features(paths, config, fold, **options)
-    stage = FINAL_TRAINING if fold is None else FOLD_TRAINING
+    stage = _stage_of(fold)
     begins_ranks = config.num_ranks > 1 and options.get("ranks") is None  # then each rank calls this again
 
     def read(ranks: Ranks) -> Training[TrainingSummary]:
@@ -327,34 +330,60 @@ def engine_settings(config: RunConfig, fold: int | None) -> EngineSettings:
 def _training(paths: RunPaths, config: RunConfig, source: Any, parts: Parts) -> Training[TrainingSummary]:
     """Return the training that fits the model and its controls, and scores the fold's test videos at the end."""
     clips, number = parts[""], config.clips_per_video
-    fold = clips.fold
+    fold, inner_parts = clips.fold, {name: _inner_parts(name, of, config) for name, of in parts.items()}
+    all_parts = dict[str, FoldClips]()
+    for name, of in parts.items():
+        all_parts |= {name: of, **inner_parts[name]}
 
     def finish(trained: Sequence[TrainedNetwork]) -> Finished[TrainingSummary]:
-        networks = dict(zip(parts, trained, strict=True))
-        chosen = {name: choose(network, source, parts[name], config) for name, network in networks.items()}
+        all_networks = dict(zip(all_parts, trained, strict=True))
+        networks = {name: all_networks[name] for name in parts}
+        chosen = dict[str, tuple[RecordedSelection, FloatArray]]()
+        for name, network in networks.items():
+            judges = [(all_networks[inner], part) for inner, part in inner_parts[name].items()]
+            logits = _logits_that_choose(judges or [(network, parts[name])], source, parts[name], number)
+            chosen[name] = choose(network, logits, parts[name], config)
         summaries = {name: _summary(network, chosen[name][0]) for name, network in networks.items()}
         recorded, logits = chosen[""]
         inner = validation_table(fold, clips, logits, recorded)
         if fold is None:
-            return Finished([summaries[""]], lambda: write_table(inner, FINAL_VALIDATION, paths.final_validation))
+            return Finished(summaries, lambda: write_table(inner, FINAL_VALIDATION, paths.final_validation))
         # Open the outer folds only after every choice is on disk.
         scored = {}
         for name, network in networks.items():
             logits_of = partial(_logits, network, source, number)
             scored[name] = score_outer_fold(summaries[name], parts[name], logits_of, network.log)
-        return Finished(list(summaries.values()), partial(_write_tables, paths, fold, inner, scored))
+        return Finished(summaries, partial(_write_tables, paths, fold, inner, scored))
 
     return Training(
-        stage=FINAL_TRAINING if fold is None else FOLD_TRAINING,
+        stage=_stage_of(fold),
         fold=fold,
         model_name=config.model,
         settings=engine_settings(config, fold),
         parameters={"fold": fold, **config.training_values()},
-        networks=[Network(_task(source, of, config), of.fingerprint, name) for name, of in parts.items()],
+        networks=[Network(_task(source, of, config), of.fingerprint, name) for name, of in all_parts.items()],
         sizes=_sizes(clips),
         finish=finish,
-        outputs=[paths.final_validation if fold is None else paths.predictions(fold)],
+        outputs=[_output_of(paths, fold)],
     )
+
+
+def _stage_of(fold: int | None) -> str:
+    return FINAL_TRAINING if fold is None else FOLD_TRAINING
+
+
+def _output_of(paths: RunPaths, fold: int | None) -> Path:
+    """Return the path of the table that a training writes last."""
+    return paths.final_validation if fold is None else paths.predictions(fold)
+
+
+def _inner_parts(name: str, clips: FoldClips, config: RunConfig) -> Parts:
+    """Return the inner parts by the names of the networks that they train; empty with an inner validation part.
+
+    ``name`` is empty for the model, else that of the control.
+    """
+    parts = data.inner_parts(clips, config.seed) if config.cross_fits else ()
+    return {f"{name}/inner_{number}".lstrip("/"): part for number, part in enumerate(parts)}
 
 
 def _write_tables(paths: RunPaths, fold: int, inner: pl.DataFrame, scored: Mapping[str, Scored]) -> None:
@@ -392,35 +421,46 @@ def _with_features(paths: RunPaths, config: RunConfig, source: Any, place: float
 
 
 def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
-    weights = data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0)
+    weights = _loss_weights(clips, config)
     balanced = config.class_balance == "sampler"
     mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha, balanced)
     used = mixing if mixing.mixes else None
     seed = stable_seed("clips", config.seed, "final" if clips.fold is None else clips.fold)
     number = config.clips_per_video
     training = ClipDataset(source, clips.train, clips=number, draws=True, mixing=used, seed=seed)
-    validation = ClipDataset(source, clips.validation, clips=number)
+    # Validation data choose an epoch. With cross-fitting none is chosen.
+    validation = ClipDataset(source, () if config.cross_fits else clips.validation, clips=number)
     return VideoTask(training, validation, config=config, weights=weights)
 
 
 def choose(
-    trained: TrainedNetwork, source: ClipSource, clips: FoldClips, config: RunConfig
+    trained: TrainedNetwork, outputs: FloatArray, clips: FoldClips, config: RunConfig
 ) -> tuple[RecordedSelection, FloatArray]:
-    """Choose temperature and threshold on the inner validation part, and write the choice to the disk.
+    """Choose temperature and threshold on the videos ``clips.validation``, and write the choice to the disk.
+
+    Args:
+        trained: the network that the choice is for.
+        outputs: float64 (N,), the logits of the N videos, from networks that were not trained on their groups.
+        clips: the fold.
+        config: operating point and class balance.
 
     Returns:
         ``(recorded, logits)``: the record of the choice, without which the sealed ``clips.test`` cannot be opened, and
-        the logits of the N inner validation videos, float64 (N,).
+        the logits of the N videos with the prior logit added, float64 (N,).
     """
-    state, labels = trained.state, [row.label for row in clips.validation]
+    state, labels = trained.state, np.array([row.label for row in clips.validation])
     prior = data.prior_logit(clips.train, config.class_balance)
-    logits = _logits(trained, source, config.clips_per_video, clips.validation) + prior
+    logits = outputs + prior
+    epoch = 0 if config.cross_fits else state.best_epoch
 
     def recorded() -> dict[str, Any]:
+        if epoch:
+            loss = state.history[epoch - 1].validation["loss"]
+        else:
+            loss = held_out_loss(labels, outputs, np.array(_loss_weights(clips, config))[labels])
         chosen = select(
-            labels, logits, clips.num_validation_groups, prior_logit=prior, point=config.operating_point,
-            validation_loss=state.history[state.best_epoch - 1].validation["loss"], num_epochs=len(state.history),
-            best_epoch=state.best_epoch,
+            labels, logits, clips.num_validation_groups, fewest_groups=clips.fewest_groups, prior_logit=prior,
+            point=config.operating_point, validation_loss=loss, num_epochs=len(state.history), best_epoch=epoch,
         )  # fmt: skip
         weights = weights_digest(state.best_model)
         return asdict(record_selection(trained.checkpoints, RecordedSelection(chosen, clips.fingerprint, weights)))
@@ -437,6 +477,29 @@ def _summary(trained: TrainedNetwork, recorded: RecordedSelection) -> TrainingSu
     return TrainingSummary(**fields, temperature=chosen.temperature, threshold=chosen.threshold, recorded=recorded)
 
 
+def _loss_weights(clips: FoldClips, config: RunConfig) -> tuple[float, float]:
+    """Return the weights of (real, fake) in the loss."""
+    return data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0)
+
+
+def _logits_that_choose(
+    judges: Sequence[tuple[TrainedNetwork, FoldClips]], source: ClipSource, clips: FoldClips, num_clips: int
+) -> FloatArray:
+    """Return the logits of the N videos ``clips.validation``, float64 (N,).
+
+    Args:
+        judges: networks, each with clips whose ``validation`` it scores; together they have all N videos.
+        source: the clips.
+        clips: the fold.
+        num_clips: number of clips of a video, whose logits are averaged.
+    """
+    logits = dict[ClipRow, float]()
+    for judge, part in judges:
+        found = _logits(judge, source, num_clips, part.validation)
+        logits |= zip(part.validation, found.tolist(), strict=True)
+    return np.array([logits[row] for row in clips.validation])
+
+
 def _logits(trained: TrainedNetwork, source: ClipSource, num_clips: int, rows: Sequence[ClipRow]) -> FloatArray:
     """Return the logit of each of N ``rows``, float64 (N,): the mean over its ``num_clips`` clips."""
     scores = BinaryScores(num_clips)
@@ -448,7 +511,7 @@ def _logits(trained: TrainedNetwork, source: ClipSource, num_clips: int, rows: S
 
 
 def _read_features(
-    paths: RunPaths, config: RunConfig, fold: int, options: TrainingOptions
+    paths: RunPaths, config: RunConfig, fold: int | None, options: TrainingOptions
 ) -> tuple[classical.Source, Parts]:
     """Return ``(source, parts)``: the features of a fold, and the clips of the model and of its controls.
 
@@ -464,37 +527,44 @@ def _read_features(
     source, parts = read_fold(paths, config, fold)
     if config.of_features == "forensic":
         return source, parts
-    featured = _with_features(paths, config, source, fold, options)
+    featured = _with_features(paths, config, source, fold or 0, options)
     return classical.EmbeddedClips(featured, config), parts
 
 
 def _train_on_features(
-    paths: RunPaths, config: RunConfig, fold: int, **options: Unpack[TrainingOptions]
+    paths: RunPaths, config: RunConfig, fold: int | None, **options: Unpack[TrainingOptions]
 ) -> TrainingOutcome[TrainingSummary]:
     """Fit and test a model on features; writes the same files and raises the same errors as ``train_fold``."""
+    stage, output = _stage_of(fold), _output_of(paths, fold)
     log, memory = options["metric_log"], options.get("memory") or NoObserver()
     stop = options.get("stop") or (lambda: False)
     source, parts = _read_features(paths, config, fold, options)
-    clips, folder = parts[""], paths.training_checkpoints(FOLD_TRAINING, fold)
+    clips, folder = parts[""], paths.training_checkpoints(stage, fold)
     fingerprint = sha256_of_json([{"fold": fold, **config.training_values()}, clips.fingerprint])
     finished = read_outcome(folder / "outcome.json", TrainingSummary)
-    if finished is not None and finished.fingerprint == fingerprint and paths.predictions(fold).exists():
-        return replace(finished, train_anew=command_text("--force", FOLD_TRAINING[:2], "--resume", paths.root))
-    paths.stage_checkpoint(FOLD_TRAINING, fold).unlink(missing_ok=True)  # it lists files that are written from here on
+    if finished is not None and finished.fingerprint == fingerprint and output.exists():
+        again = command_text("--force", stage.partition("_")[0], "--resume", paths.root)
+        return replace(finished, train_anew=again)
+    paths.stage_checkpoint(stage, fold).unlink(missing_ok=True)  # it lists files that are written from here on
     logs = {name: ControlLog(log, name) if name else log for name in parts}
     fitted: dict[str, classical.Fitted] = {}
     memory.at("train", epoch=1)
     for name, of in parts.items():
         fitted[name] = classical.fit(config, source, of, folder / name, logs[name], stop)
-    # Open the outer folds only after every choice is on disk.
-    memory.at("test")
-    scored = {name: classical.score(config, source, of, fitted[name], logs[name]) for name, of in parts.items()}
     model = fitted[""]
     inner = validation_table(fold, clips, model.held_out_logits, model.recorded)
-    _write_tables(paths, fold, inner, scored)
+    summaries = {name: classical.summary(source, of) for name, of in fitted.items()}
+    if fold is None:
+        write_table(inner, FINAL_VALIDATION, output)
+    else:  # Open the outer folds only after every choice is on disk.
+        memory.at("test")
+        scored = {}
+        for name, of in parts.items():
+            scored[name] = classical.score(config, source, of, fitted[name], summaries[name], logs[name])
+        _write_tables(paths, fold, inner, scored)
     network = classical.trained_class(config, source, model.num_numbers)
-    summaries = {name: one.summary for name, one in scored.items()}
     outcome = TrainingOutcome(
+        stage=stage,
         fold=fold,
         model=config.model,
         num_parameters=network.num_parameters,

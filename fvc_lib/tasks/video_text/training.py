@@ -209,7 +209,7 @@ def _finish(
         write_table(retrieval_ranks(pairs, retrieval), RETRIEVAL_RANKS, ranks_file)
         write_table(_written_captions(pairs, found, parts.tokenizer), CAPTIONS, captions_file)
 
-    return Finished([TrainingRecord(**model.record())], write)
+    return Finished({"": TrainingRecord(**model.record())}, write)
 
 
 def check_config(config: RunConfig) -> None:
