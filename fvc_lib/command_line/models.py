@@ -240,10 +240,10 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
     split = "One split: the epoch was chosen on the validation part, and the test part was looked at once."
     if config.task == DEFAULT_TASK:
         circumstances = headline.measure.circumstances(headline.num_samples, headline.num_groups)
-        split = (
-            f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}. Epoch, temperature and threshold were "
-            f"chosen on inner validation videos. {circumstances}"
-        )
+        chosen = "Epoch, temperature and threshold were chosen on inner validation videos."
+        if config.cross_fits:
+            chosen = "Temperature and threshold were chosen on held-out scores of the training videos."
+        split = f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}. {chosen} {circumstances}"
     not_here = f"The numbers are of {config.num_trainings} networks, which are not here."
     final_part = ["## One network of all groups", "", f"{WORTH} {TAKEN_OVER} {not_here}", ""] if final else []
     numbers = [

@@ -117,7 +117,7 @@ def fit_temperature(labels: ArrayLike, logits: ArrayLike) -> float:
     the order of the rows does not matter. If the best T lies outside the range, the nearest end is returned. For logits
     that rank fakes below reals this is the upper end. With one class T is 1, which leaves the logits unchanged.
 
-    Call it on the inner validation part only.
+    Call it with outputs for training groups that the model was not trained on, never with those of the test part.
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).

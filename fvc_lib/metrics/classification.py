@@ -501,7 +501,7 @@ def best_threshold(labels: ArrayLike, scores: ArrayLike) -> float:
     good candidates the one nearest to 0.5 is returned; of two equally near ones, the lower. The order of the rows does
     not matter. With one class the threshold is 0.5.
 
-    Call it on the inner validation part only.
+    Call it with outputs for training groups that the model was not trained on, never with those of the test part.
 
     Raises:
         ValueError: labels are not 0 and 1, or scores are not N numbers in [0, 1].

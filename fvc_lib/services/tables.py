@@ -331,10 +331,10 @@ PREDICTIONS = _table(
     "predictions",
     **_OF_VIDEO,
     score="share",  # probability of fake
-    threshold="share",  # chosen on inner validation, constant in a fold
+    threshold="share",  # chosen on training groups, constant in a fold
     # The network's output, corrected for the share of fakes in training; score = sigmoid(logit / temperature).
     logit="finite",
-    temperature="above_0",  # chosen on inner validation, constant in a fold
+    temperature="above_0",  # chosen on training groups, constant in a fold
     # The shuffled-label control (the same training on labels shuffled by group): its score, and the shuffled label.
     control_score="share null",
     control_label="real|fake null",
@@ -407,8 +407,8 @@ ROBUSTNESS_RESULTS = _table(
     trial="text null",  # a sentence if the run is a trial on a part of the corpus
 )
 
-# Logits of a fold's network on the inner validation videos that chose its epoch, temperature and threshold; ``fold``
-# is the training's number. Logits and temperature are as in PREDICTIONS.
+# Logits of the videos that chose a fold's temperature and threshold, by networks that were not trained on their groups;
+# ``fold`` is the training's number. Logits and temperature are as in PREDICTIONS.
 VALIDATION_PREDICTIONS = _table(
     "validation_predictions",
     **_OF_VIDEO,

@@ -17,15 +17,18 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.video.calibration import SELECTION, RecordedSelection, record_selection, select
+from fvc_lib.tasks.video.data import ClipRow, FoldClips, SealedFold
 from fvc_lib.tasks.video.results import earlier_openings, operating_sentence
+from fvc_lib.tasks.video.verdicts.rule import at_prior
 
 LABELS = np.repeat([0, 1], 30)
 LOGITS = 6 * (LABELS - 0.4) + np.random.default_rng(4).normal(0, 4, LABELS.size)  # far too sure of itself
 TESTED = pl.DataFrame({"label": ["real"] * 50})
 
 
-def chosen(logits=LOGITS, **options):
-    return select(LABELS, logits, 12, fewest_groups=6, validation_loss=0.3, num_epochs=3, best_epoch=2, **options)
+def chosen(logits=LOGITS, fewest_groups=6, **options):
+    given = {"fewest_groups": fewest_groups, "validation_loss": 0.3, "num_epochs": 3, "best_epoch": 2}
+    return select(LABELS, logits, 12, **given, **options)
 
 
 def recorded(weights="w", **changes):
@@ -42,6 +45,29 @@ def test_temperature_and_threshold_are_those_of_the_metrics_room_on_calibrated_s
     assert (found.num_videos, found.num_groups, found.num_real, found.num_fake) == (60, 12, 30, 30)
     one_class = select([1, 1], [0.5, 2.0], 1, fewest_groups=6, validation_loss=0.3)
     assert (one_class.temperature, one_class.threshold, one_class.balanced_accuracy) == (1.0, 0.5, None)
+
+
+def test_with_fewer_than_five_groups_of_a_label_nothing_is_called_calibrated():
+    few, enough = chosen(fewest_groups=4), chosen(fewest_groups=5)
+    assert (few.temperature, few.threshold, few.base_rate) == (1.0, 0.5, None)
+    assert (enough.temperature, enough.base_rate) == (fit_temperature(LABELS, LOGITS), 0.5)
+    texts = [
+        [
+            *each.table()["by"][1:],
+            recorded(**vars(each)).sentence(),
+            operating_sentence(TESTED, [recorded(**vars(each))]),
+        ]
+        for each in (few, enough)
+    ]
+    assert [sum("calibrated" in text for text in some) for some in texts] == [4, 0]
+    assert at_prior(np.zeros(2), [few.base_rate, enough.base_rate], 0.5) is None
+
+
+def test_groups_of_a_label_are_counted_over_training_and_validation_videos_and_not_over_tested_ones():
+    rows = [ClipRow(f"{label}{number}", 0, label, f"{label}{number // 2}") for label in (0, 1) for number in range(9)]
+    clips = FoldClips(0, tuple(rows[:-2]), tuple(rows[-2:]), SealedFold("outer fold", rows, ""), (), "")
+    assert clips.fewest_groups == 5
+    assert replace(clips, validation=()).fewest_groups == 4
 
 
 def test_an_operating_point_moves_the_threshold_and_reals_that_do_not_suffice_are_named():

@@ -11,14 +11,15 @@ from fvc_lib.services.checkpoint_files import load_weights
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import write_document
-from fvc_lib.services.tables import INDEX, PREDICTIONS, read_table
+from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, PREDICTIONS, read_table
 from fvc_lib.tasks.bundle import write_bundle
 from fvc_lib.tasks.predicting import Standing, predictor_of
 from fvc_lib.tasks.video.classical import described_in, fitted_model, measured_features
 from fvc_lib.tasks.video.predicting import known_videos, networks_of_run
+from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.tasks.video.verdicts.evidence import NO_FRAMES, file_evidence
-from tests.kits.scored_run import enlarged, trained_run, write_video
-from tests.kits.training import draw_clip
+from tests.kits.scored_run import NUM_VIDEOS, enlarged, trained_run, write_video
+from tests.kits.training import ListLog, draw_clip
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -63,6 +64,21 @@ def test_run_and_bundle_judge_a_new_file_alike_and_name_a_bad_one(run, home):
     assert 0 <= by_run[0].values["low"] <= by_run[0].score <= by_run[0].values["high"] <= 1
     assert by_run[1].score is None
     assert "unreadable" in by_run[1].failure
+
+
+def test_the_model_of_all_groups_judges_alone_and_was_calibrated_on_held_out_logits_of_all(run, home):
+    new = home / "for_final.mp4"
+    write_video(new, enlarged(draw_clip("a third", 0, True), 4))
+    outcome = train_fold(run, run_config(run.params_yaml), metric_log=ListLog())
+    assert (outcome.num_train, outcome.num_test, outcome.control) == (NUM_VIDEOS, 0, None)
+    chose = read_table(run.final_validation, FINAL_VALIDATION)
+    assert set(chose["video_id"]) == set(read_table(run.index, INDEX)["video_id"])
+    assert train_fold(run, run_config(run.params_yaml), metric_log=ListLog()).train_anew
+    write_bundle(predictor_of(run, STANDING, final=True), home / "final", "---\n---\n")
+    (by_run,) = load_detector(run.root, final=True).predict([new])
+    assert by_run.score == by_run.values["low"] == by_run.values["high"]
+    assert [by_run] == load_detector(home / "final", final=True).predict([new])
+    assert by_run.score != load_detector(run.root).predict([new])[0].score
 
 
 def test_windows_and_maps_are_refused_in_words_and_the_rest_of_the_page_is_there(run, home):

@@ -36,9 +36,9 @@ def scored(run, levels, predictions=None, **options):
     return score_levels(networks_of_run(run), index, stored, run.robustness_scores, levels, workers=1, **options)
 
 
-def be_killed_at_the_seventeenth(run):
+def be_killed_in_the_second_level(run):
     def killed(done, total):
-        if done == 17:
+        if done == NUM_VIDEOS + 5:
             os.kill(os.getpid(), signal.SIGKILL)
 
     scored(run, ("size_half",), progress=killed)
@@ -47,13 +47,13 @@ def be_killed_at_the_seventeenth(run):
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_workers")
 def test_a_killed_sweep_goes_on_scores_nothing_twice_and_finds_the_stored_scores(run, monkeypatch):
-    assert run_child(be_killed_at_the_seventeenth, run) == (-signal.SIGKILL, "")
-    assert (len(_lines(run, "undisturbed")), len(_lines(run, "size_half"))) == (12, 5)
+    assert run_child(be_killed_in_the_second_level, run) == (-signal.SIGKILL, "")
+    assert (len(_lines(run, "undisturbed")), len(_lines(run, "size_half"))) == (NUM_VIDEOS, 5)
 
     seen = []
     table, difference = scored(run, ("size_half", "jpeg_50"), progress=lambda *done: seen.append(done))
     assert difference == pytest.approx(0, abs=1e-6)
-    assert seen[-1] == (36, 36)
+    assert seen[-1] == (3 * NUM_VIDEOS, 3 * NUM_VIDEOS)
     for level in ("undisturbed", "size_half", "jpeg_50"):
         assert sorted(line["video_id"] for line in _lines(run, level)) == sorted(table["video_id"].unique())
     assert table["level"].unique(maintain_order=True).to_list() == ["undisturbed", "size_half", "jpeg_50"]

@@ -16,7 +16,7 @@ from fvc_lib.tasks.video.verdicts import evidence, judging
 from fvc_lib.tasks.video.verdicts.evidence import decoded, score_windows
 from fvc_lib.tasks.video.verdicts.rule import rule_of
 from fvc_lib.tasks.video.verdicts.unfamiliar import distance_of
-from tests.kits.scored_run import write_video
+from tests.kits.scored_run import NUM_VIDEOS, write_video
 from tests.kits.training import draw_clip
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -131,7 +131,7 @@ def test_a_page_for_each_judged_file_whole_harmless_and_not_made_twice(run, dete
 def test_feature_distance_is_of_the_forward_pass_that_scores_and_is_computed_once(detector, tmp_path, monkeypatch):
     known, networks = detector.known, detector.networks
     found = distance_of(networks, known)
-    assert found.num_groups == 12
+    assert found.num_groups == NUM_VIDEOS
     own = known.tested.filter(fold=0).sort("video_id")
     clip = np.array(networks.store.read(own["video_id"][1], 0))[None, None]
     features: list[np.ndarray] = []

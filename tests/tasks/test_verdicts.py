@@ -18,7 +18,15 @@ from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table
 from fvc_lib.tasks.video.calibration import read_selection
 from fvc_lib.tasks.video.predicting import VideoDetector, decoding_cautions, networks_of_run
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, files_of, judge_files, judged
-from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, Rule, at_prior, rule_of, rule_sentences
+from fvc_lib.tasks.video.verdicts.rule import (
+    UNCALIBRATED,
+    WITHHELD,
+    KnownVideos,
+    Rule,
+    at_prior,
+    rule_of,
+    rule_sentences,
+)
 from fvc_lib.tasks.video.verdicts.unfamiliar import copies, training_ranges
 from tests.kits.scored_run import write_video
 from tests.kits.training import ScoredTables, draw_clip
@@ -107,8 +115,10 @@ def test_scores_are_probabilities_at_the_share_of_the_videos_they_were_calibrate
     for fold, rate in enumerate(detector.known.base_rates):
         chosen = read_selection(run.fold_checkpoints(fold)).selection
         assert rate == chosen.num_fake / (chosen.num_fake + chosen.num_real)
-    told = " ".join(rule_sentences(detector.known, rule_of(0.3, prior=0.01)))
-    assert "calibrated where this share of the videos are: 50 %." in told
+    told = list(rule_sentences(detector.known, rule_of(0.3, prior=0.01)))
+    assert "calibrated where this share of the videos are: 50 %." in told[-1]
+    of_few_groups = KnownVideos(detector.known.rows, [None, 0.5])
+    assert [UNCALIBRATED in some for some in (told, rule_sentences(of_few_groups, rule_of(0.3)))] == [False, True]
 
 
 @pytest.mark.parametrize(("rate", "fpr", "prior"), [(0, 0, 0), (1.5, 0, 0), (0.1, 2, 0), (0.1, 0, -1)])

@@ -71,10 +71,9 @@ def control_table(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int | None, int, int]]) -> pl.DataFrame:
-    """Return the values that were chosen on the inner validation part of each fold, one row per fold.
+    """Return the values that were chosen on the training groups of each fold, one row per fold.
 
-    They are the temperature, the threshold and the epoch. The inner validation part is taken from the training part of
-    the fold.
+    They are the temperature, the threshold and the epoch.
 
     Args:
         predictions: predictions of all folds.

@@ -289,12 +289,12 @@ def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
 
 
 def training_summary(runs: Sequence[RunPaths]) -> Answer:
-    """Return one row per finished training of a network, with its number of epochs, best epoch, duration and memory.
+    """Return one row per finished training, with its number of epochs, best epoch, duration and memory.
 
     Columns begin with ``run_id stage fold trained model device epochs``. ``trained`` is ``model`` or the name of a
     control, such as the model trained on shuffled labels. ``num_train_samples``, ``num_validation_samples`` and
     ``num_test_samples`` count videos, images, or pairs of a video and a text. Values that are missing or of another
-    type are null.
+    type are null; ``best_epoch`` is null if none was chosen.
     """
     rows, notes = list[tuple[str, str, str, str]](), []
     for run, run_id in zip(runs, _names(runs), strict=True):
@@ -316,7 +316,7 @@ def training_summary(runs: Sequence[RunPaths]) -> Answer:
         SELECT run_id, CASE WHEN fold IS NULL THEN name ELSE '{FOLD_TRAINING}' END AS stage, fold, trained,
                record->>'model' AS model, record->>'device' AS device,
                CAST(json_array_length(record, '$.history') AS BIGINT) AS epochs,
-               TRY_CAST(record->>'best_epoch' AS BIGINT) AS best_epoch,
+               nullif(TRY_CAST(record->>'best_epoch' AS BIGINT), 0) AS best_epoch,
                TRY_CAST(record->>'threshold' AS DOUBLE) AS threshold,
                TRY_CAST(record->>'temperature' AS DOUBLE) AS temperature,
                TRY_CAST(record->>'steps' AS BIGINT) AS steps,

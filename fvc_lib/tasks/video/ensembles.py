@@ -183,9 +183,10 @@ def _stacked(members: Sequence[Member], fold: int, rule: FoldRule) -> FoldRule:
 
 
 def inner_predictions(member: Member, fold: int) -> pl.DataFrame:
-    """Return the predictions of a member's network of ``fold`` for its inner validation videos.
+    """Return the predictions of a member's network of ``fold`` for the videos that calibrated it.
 
-    The table is VALIDATION_PREDICTIONS. Groups that an official split divides between several parts are left out.
+    They are its inner validation videos, or all training videos with held-out logits. The table is
+    VALIDATION_PREDICTIONS. Groups that an official split divides between several parts are left out.
 
     Raises:
         LeakageError: a video's group is in the training or test part of the fold.
@@ -201,7 +202,8 @@ def inner_predictions(member: Member, fold: int) -> pl.DataFrame:
     )  # fmt: skip
     inner = read_table(run.validation_predictions(fold), VALIDATION_PREDICTIONS)
     inner = inner.filter(~pl.col("group_id").is_in(sorted(split.leaking)))
-    for part, what in ((split.train, "was trained on"), (split.test, "tests")):
+    trained = split.train.clear() if config.cross_fits else split.train  # cross-fitted predictions are held-out ones
+    for part, what in ((trained, "was trained on"), (split.test, "tests")):
         shared = inner.join(part, on="group_id", how="semi")
         if shared.height:
             raise LeakageError(

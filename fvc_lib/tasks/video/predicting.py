@@ -603,9 +603,9 @@ def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
 def held_back(paths: RunPaths, folds: Collection[int]) -> float:
     """Return the divisor, at least 1, of the log odds by the network trained on all groups.
 
-    The network's temperature was fitted on the few videos that also chose its epoch, so its log odds may be too large.
-    On these videos, the divisor is the median absolute log odds by this network, divided by the median absolute
-    out-of-fold log odds.
+    The network's temperature may be fitted on the few videos that also chose its epoch, so its log odds may be too
+    large. On the videos that calibrated it, the divisor is the median absolute log odds by this network, divided by the
+    median absolute out-of-fold log odds.
 
     Raises:
         UsageError: none of these videos has an out-of-fold score.
@@ -616,8 +616,8 @@ def held_back(paths: RunPaths, folds: Collection[int]) -> float:
     both = both.join(stored.select("video_id", theirs=size), on="video_id")
     if not both.height:
         raise UsageError(
-            f"{paths.run_id}: none of the videos that chose the epoch of the network of all groups is tested by a "
-            "fold, so its scores cannot be compared with theirs. Leave --final out."
+            f"{paths.run_id}: none of the videos that chose the epoch or temperature of the network of all groups is "
+            "tested by a fold, so its scores cannot be compared with theirs. Leave --final out."
         )
     mine, theirs = both.select("mine", "theirs").median().row(0)
     return max(1.0, mine / theirs) if theirs else 1.0

@@ -51,7 +51,7 @@ from fvc_lib.services.tables import (
     frame_of,
     read_table,
 )
-from fvc_lib.tasks.video.calibration import SELECTION, RecordedSelection, read_selection
+from fvc_lib.tasks.video.calibration import SELECTION, RecordedSelection, read_selection, too_few_groups
 from fvc_lib.tasks.video.controls import (
     MARGIN,
     METADATA_ONLY,
@@ -577,10 +577,13 @@ def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedS
     if not chosen:
         return "What the thresholds were chosen for is not recorded."
     point = operating_point(chosen[0].operating_point)
-    sentence = f"Thresholds were chosen on inner validation videos for {point.says}."
+    if few := [one.fewest_groups for one in chosen if not one.is_calibrated]:
+        return f"In {len(few)} of {len(chosen)} folds thresholds and scores are {too_few_groups(min(few))}."
+    on = "training videos, held out in turn," if chosen[0].is_held_out else "inner validation videos"
+    sentence = f"Thresholds were chosen on {on} for {point.says}."
     blind = sum(not point.is_resolved_by(selection.num_real) for selection in chosen)
     if blind:
-        sentence += f" In {blind} of {len(chosen)} folds that part has too few reals: the threshold calls none fake."
+        sentence += f" In {blind} of {len(chosen)} folds there are too few reals: the threshold calls none fake."
     num_real = predictions.filter(label="real").height
     if not point.is_resolved_by(num_real):
         sentence += f" The {num_real} reals that were tested are too few to show whether it holds."

@@ -42,7 +42,7 @@ class TrainingSummary(TrainingRecord):
     Attributes:
         temperature: divisor of the logits.
         threshold: the lowest score that is called fake.
-        recorded: the selection on the inner validation part, and how often the outer fold was opened.
+        recorded: the selection on training groups, and how often the outer fold was opened.
         candidates: the settings that a model on features could choose from; empty for a network.
         seen: names of the features that a model on features was given; empty for a network.
     """
@@ -57,7 +57,7 @@ class TrainingSummary(TrainingRecord):
 
     @property
     def selection(self) -> Selection:
-        """The selection on the inner validation part."""
+        """The selection on training groups."""
         return self.recorded.selection
 
     def schedule(self) -> str:
@@ -169,7 +169,7 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
 def validation_table(
     fold: int | None, clips: FoldClips, logits: FloatArray, recorded: RecordedSelection
 ) -> pl.DataFrame:
-    """Return the table of the N inner validation videos with the logits on which the choices were made.
+    """Return the table of the N videos that chose, with the logits on which the choices were made.
 
     Args:
         fold: number of the outer fold, for a table VALIDATION_PREDICTIONS. None: the network trained on all groups, for

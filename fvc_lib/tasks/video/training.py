@@ -387,7 +387,7 @@ def _inner_parts(name: str, clips: FoldClips, config: RunConfig) -> Parts:
 
 
 def _write_tables(paths: RunPaths, fold: int, inner: pl.DataFrame, scored: Mapping[str, Scored]) -> None:
-    """Write the predictions ``inner`` for inner validation videos, and the predictions ``scored`` for test videos."""
+    """Write the predictions ``inner`` for the videos that chose, and the predictions ``scored`` for test videos."""
     write_table(inner, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))
     write_table(predictions_table(fold, scored), PREDICTIONS, paths.predictions(fold))
 

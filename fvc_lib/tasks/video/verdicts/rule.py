@@ -5,8 +5,8 @@ error rate, a share that the user sets (``metrics/abstention.py``). If neither o
 
 A run may also have a network trained on all groups. No group is left to test this network, so its verdicts rest on the
 out-of-fold scores of the folds' networks. ``agreement_table`` compares its scores with the out-of-fold scores, on the
-few videos of its validation part. These videos did not train its weights, but they chose its epoch and temperature. So
-the network looks a little better on them than it is.
+videos that chose its temperature. Where these are a validation part that also chose its epoch, the network looks a
+little better on them than it is. Where they are all videos, their scores are held-out ones, by networks of parts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,8 +33,14 @@ from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.tables import KNOWN_VIDEOS
+from fvc_lib.tasks.video.calibration import MIN_GROUPS
 
 WITHHELD = "The run is not shown to be above its controls, so its scores decide nothing."
+UNCALIBRATED = (
+    "Scores are no probabilities here, but ranks: a label has fewer than "
+    f"{MIN_GROUPS} training groups, which calibrate nothing, or the runs of an ensemble are calibrated for different "
+    "shares of fakes."
+)
 WORTH = (
     "One network, trained on all groups, with no number of its own: its worth is taken to be that of the folds' "
     "out-of-fold numbers, of networks made by the same recipe from fewer groups."
@@ -100,8 +106,8 @@ class KnownVideos:
     Attributes:
         rows: one row per video: ``video_id group_id label content_sha256 perceptual_hash fold score logit temperature
             final_logit``. The last five are null if no score is stored. Videos of a run also have the other columns of
-            INDEX. ``final_logit`` is the calibrated log odds by the network trained on all groups; it is null for
-            videos that did not choose its epoch.
+            INDEX. ``final_logit`` is the calibrated log odds on which the network trained on all groups was calibrated;
+            it is null for other videos.
         tested: the rows with a score, in the order of ``witnesses``.
         base_rates: for every network that judges new videos, the share of fakes in the videos that calibrated its
             scores; None: not known.
@@ -187,8 +193,10 @@ def rule_sentences(known: KnownVideos, rule: Rule) -> Iterator[str]:
                 f"right than where it is wrong, by more than chance. {groups:,} groups show no rate below "
                 f"{percent(1 / (groups + 1))}."
             )
+    if None in known.base_rates:
+        yield UNCALIBRATED
     if rule.prior is not None:
-        shares = [percent(rate) if rate else "an unknown share" for rate in known.base_rates]
+        shares = [percent(rate) if rate else "no known share" for rate in known.base_rates]
         yield (
             f"'probability' is the score where {percent(rule.prior)} of the videos are fakes. The scores themselves "
             f"are calibrated where this share of the videos are: {', '.join(dict.fromkeys(shares))}."
@@ -218,7 +226,7 @@ def at_prior(logits: FloatArray, base_rates: Sequence[float | None], prior: floa
 
 
 def agreement_table(known: KnownVideos) -> pl.DataFrame:
-    """Compare the network trained on all groups with the folds' networks, on the videos that chose its epoch.
+    """Compare the network trained on all groups with the folds' networks, on the videos that calibrated it.
 
     Returns one row per label with columns ``label videos groups this_network out_of_fold difference``. ``videos`` and
     ``groups`` are counts. ``this_network`` and ``out_of_fold`` are medians of the calibrated probabilities of fake.

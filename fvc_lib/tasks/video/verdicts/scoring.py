@@ -48,8 +48,8 @@ class FoldNetwork:
         trained: the network as stored on the disk.
         prior_logit: number that is added to the network's output.
         temperature: divisor of that sum.
-        base_rate: share of fakes among the inner validation videos, on which the scores were calibrated. None if it is
-            not known, or these videos were of one class.
+        base_rate: share of fakes among the videos on which the scores were calibrated. None if they were not
+            calibrated, or these videos were of one class.
         device: the device of the training; empty in a bundle.
     """
 
