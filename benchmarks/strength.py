@@ -29,9 +29,9 @@ from fvc_lib.corpus.protocols import source_expression
 from fvc_lib.metrics.cross_validation import measure_over_folds
 from fvc_lib.metrics.intervals import paired_difference, replicate_values
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.tables import FEATURES, INDEX, read_table
+from fvc_lib.services.tables import AUGMENTED, FEATURES, INDEX, read_table
 from fvc_lib.tasks.video import classical, controls
-from fvc_lib.tasks.video.data import clip_rows
+from fvc_lib.tasks.video.data import clip_rows, made_clips, rows_to_fit
 from fvc_lib.tasks.video.features import with_features
 from fvc_lib.tasks.video.results import MODEL, forensic_features, scores_across_sources
 from fvc_lib.video.clips.making import make_clips
@@ -67,8 +67,8 @@ def read_corpus(path: Path, config: RunConfig, without: Sequence[tuple[str, str]
             source = classical.FeatureTable(forensic_features(measured, config), config)
         else:
             store = ClipStore.of(config)
-            make_clips(store, index, root, 0, None)
-            made = [(name, 0) for name in index["video_id"].sort()]
+            make_clips(store, index, root, 0, Path(tables) / "augmented.csv")
+            made = made_clips(read_table(Path(tables) / "augmented.csv", AUGMENTED))
             device = torch.device("cpu")
             source = classical.EmbeddedClips(
                 with_features(store, made, config, device, begin=0.0, stop=lambda: False), config
@@ -80,7 +80,8 @@ def read_corpus(path: Path, config: RunConfig, without: Sequence[tuple[str, str]
 
 def from_corpus_to_corpus(config: RunConfig, trained: Corpus, tested: Corpus) -> dict[str, pl.DataFrame]:
     """Return the scores of ``tested`` by a model and a metadata control that learned ``trained``."""
-    arrays = classical.fitted_arrays(config, trained.source, clip_rows(trained.everything))
+    fitted = rows_to_fit(trained.everything, trained.source, config)
+    arrays = classical.fitted_arrays(config, trained.source, fitted)
     logits = classical.model_of(config).logits(arrays, tested.source.of(clip_rows(tested.everything)))
     both = pl.concat([tested.everything, trained.everything.with_columns(fold=pl.lit(1, pl.Int64))])
     both = both.unique("video_id", keep="first", maintain_order=True).sort("video_id")

@@ -38,7 +38,7 @@ from fvc_lib.services.config_fields import AUTO_RANKS
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.parameters import refuse_contradictions, run_config
-from fvc_lib.services.registry import DETECTORS, IMAGE_LAYOUTS
+from fvc_lib.services.registry import CROPS, DETECTORS, IMAGE_LAYOUTS
 from fvc_lib.services.run_paths import RunPaths, find_run, refuse_runs_folder
 from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK
 
@@ -341,6 +341,8 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
     config = RunConfig(**values)
     try:
         config.load_chosen()
+        if config.self_blended:
+            CROPS.get("face")  # it finds the faces
         if config.of_features:
             refuse_settings(config)
             packages = DETECTORS.get(config.model).packages

@@ -326,7 +326,7 @@ def refuse_settings(config: RunConfig) -> None:
     else:
         wrong |= {
             "model_weights": config.model_weights, "crop": config.crop, "clips_per_video": config.clips_per_video > 1,
-            "tune": config.tune,
+            "tune": config.tune, "self_blended": config.self_blended,
         }  # fmt: skip
     if names := [name for name, is_wrong in wrong.items() if is_wrong]:
         raise UsageError(

@@ -40,21 +40,52 @@ def face_boxes(frames: npt.NDArray[np.uint8]) -> Boxes | None:
     Raises:
         UsageError: the package is not installed.
     """
-    looks = np.unique(np.round(np.linspace(0, len(frames) - 1, _LOOKS)).astype(int))
-    found = [faces_in(frames[look]) for look in looks]
-    track = largest_track(found)
-    if not track:
+    followed = _followed(frames)
+    if followed is None:
         return None
-    boxes = np.array([found[look][number] for look, number in track])  # (K, 4) of left, top, right, bottom
+    at, boxes = followed[0], followed[1][:, :4]  # (K, 4) of left, top, right, bottom
     side = np.median((boxes[:, 2:] - boxes[:, :2]).max(1))
     ends = np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)])
     whole = (ends[2:] - ends[:2]).max()
     middles = (boxes[:, :2] + boxes[:, 2:]) / 2
     if whole <= _STILL * side:
         side, middles = whole, ((ends[:2] + ends[2:]) / 2)[None].repeat(len(boxes), 0)
-    at = looks[[look for look, _ in track]]
-    way = np.stack([np.interp(np.arange(len(frames)), at, middles[:, axis]) for axis in (0, 1)], axis=1)
+    way = _interpolated(len(frames), at, middles)
     return np.concatenate([way - side / 2, np.full((len(frames), 2), side)], axis=1)
+
+
+def face_points(frames: npt.NDArray[np.uint8]) -> Boxes | None:
+    """Find the largest face of a clip as ``face_boxes`` does, and return five points of it; None if there is no face.
+
+    Args:
+        frames: uint8 (T, H, W, 3), RGB.
+
+    Returns:
+        float (T, 5, 2), x and y in pixels of both eyes, the nose and both corners of the mouth in every frame.
+
+    Raises:
+        UsageError: the package is not installed.
+    """
+    followed = _followed(frames)
+    if followed is None:
+        return None
+    at, faces = followed
+    return _interpolated(len(frames), at, faces[:, 4:]).reshape(-1, 5, 2)
+
+
+def _followed(frames: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], Boxes] | None:
+    """Return the frame indices in which the largest face was found, (K,), and its rows of ``faces_in``, (K, 14)."""
+    looks = np.unique(np.round(np.linspace(0, len(frames) - 1, _LOOKS)).astype(int))
+    found = [faces_in(frames[look]) for look in looks]
+    track = largest_track(found)
+    if not track:
+        return None
+    return looks[[look for look, _ in track]], np.array([found[look][number] for look, number in track])
+
+
+def _interpolated(num_frames: int, at: npt.NDArray[np.int64], values: Boxes) -> Boxes:
+    """Return values (K, V) at the frame indices ``at``, (K,), for all T frames, (T, V)."""
+    return np.stack([np.interp(np.arange(num_frames), at, column) for column in values.T], axis=1)
 
 
 def largest_track(found: list[Boxes]) -> list[tuple[int, int]]:
@@ -84,9 +115,10 @@ def largest_track(found: list[Boxes]) -> list[tuple[int, int]]:
 
 
 def faces_in(frame: npt.NDArray[np.uint8]) -> Boxes:
-    """Return the boxes of the K faces in a frame, uint8 (H, W, 3), that MTCNN finds with a probability of at least 0.9.
+    """Return the K faces in a frame, uint8 (H, W, 3), that MTCNN finds with a probability of at least 0.9.
 
-    The boxes are float64 (K, 4): left, top, right and bottom in pixels.
+    A row of float64 (K, 14) has left, top, right and bottom of the box in pixels. Then follow x and y of the left and
+    the right eye, the nose, and the left and the right corner of the mouth, as seen in the picture.
     """
     from PIL import Image
 
@@ -94,23 +126,25 @@ def faces_in(frame: npt.NDArray[np.uint8]) -> Boxes:
     scale = min(1.0, _SEARCHED_SIDE / max(picture.size))
     width, height = (max(1, round(side * scale)) for side in picture.size)
     if min(width, height) < 20:
-        return np.empty((0, 4))
-    boxes, sure = _mtcnn().detect(picture.resize((width, height), Image.Resampling.BILINEAR))
+        return np.empty((0, 14))
+    small = picture.resize((width, height), Image.Resampling.BILINEAR)
+    boxes, sure, points = _mtcnn().detect(small, landmarks=True)
     if boxes is None:
-        return np.empty((0, 4))
-    boxes = np.asarray(boxes, float)[np.asarray(sure, float) >= _SURE]
-    return boxes[_areas(boxes) > 0] / scale
+        return np.empty((0, 14))
+    found = np.concatenate([np.asarray(boxes, float), np.asarray(points, float).reshape(-1, 10)], axis=1)
+    found = found[np.asarray(sure, float) >= _SURE]
+    return found[_areas(found) > 0] / scale
 
 
 def _areas(boxes: Boxes) -> Boxes:
-    sides = np.clip(boxes[:, 2:] - boxes[:, :2], 0, None)
+    sides = np.clip(boxes[:, 2:4] - boxes[:, :2], 0, None)
     return np.asarray(sides[:, 0] * sides[:, 1])
 
 
 def _overlap(one: Boxes, other: Boxes) -> float:
     """Return the intersection over union of two boxes, float (4,): left, top, right and bottom."""
-    common = np.concatenate([np.maximum(one[:2], other[:2]), np.minimum(one[2:], other[2:])])
-    areas = _areas(np.stack([common, one, other]))
+    common = np.concatenate([np.maximum(one[:2], other[:2]), np.minimum(one[2:4], other[2:4])])
+    areas = _areas(np.stack([common, one[:4], other[:4]]))
     return float(areas[0] / (areas[1] + areas[2] - areas[0]))
 
 
@@ -155,6 +189,7 @@ CROPS.register(
     Crop(
         name="face",
         find=face_boxes,
+        points=face_points,
         packages=("torch", "torchvision", "facenet_pytorch"),
         code="fvc_lib.detectors.faces",
         remedy=REMEDY,

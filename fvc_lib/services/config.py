@@ -164,13 +164,18 @@ class RunConfig(BaseModel):
 
     # Augmentation
     augmentations_per_video: int = field(
-        2, "weights", "augmented clips of each training video of a network", _VIDEO, stages=(AUGMENTATION,), ge=0
-    )
+        2, "weights", "augmented clips of each training video of a network", _VIDEO, stages=(AUGMENTATION,), ge=0,
+        lt=1000,
+    )  # fmt: skip
     # Noise, blur, cutout, resampling and repeated frames imitate the traces of fakes. With all nine operations an
     # earlier network's AUC on the sample corpus fell from 0.97-0.99 to 0.73-0.91.
     augmentations: Annotated[Names, NameIn(AUGMENTATIONS)] = field(
         ("flip",), "weights", "operations a clip may receive: flip, affine, noise ...", _VIDEO, stages=(AUGMENTATION,)
     )
+    self_blended: int = field(
+        0, "weights", "pseudo-fakes of each training real, whose face is blended with itself (extra faces)", _VIDEO,
+        neutral=0, stages=(AUGMENTATION,), ge=0,
+    )  # fmt: skip
     # On resume, the stage that writes shards is skipped if it has finished. So another value needs a fork (a new run).
     clip_source: Literal["store", "shards", "stream"] = field(
         "store", "weights", "store: a file per clip; shards: tar files, read at any place; stream: from end to end",

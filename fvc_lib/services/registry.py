@@ -482,11 +482,13 @@ class Crop:
     """A function that finds the part of a clip to show to a network.
 
     ``find`` takes T frames, uint8 (T, H, W, 3), RGB. It returns (left, top, width, height) in pixels, with the shape
-    (4,) for the whole clip or (T, 4) for one rectangle per frame. It returns None if it finds nothing.
+    (4,) for the whole clip or (T, 4) for one rectangle per frame. It returns None if it finds nothing. ``points``, of
+    the crop ``face`` alone, takes the same frames and returns five points of the face, (T, 5, 2), or None.
     """
 
     name: str
     find: Callable[[Any], Any]
+    points: Callable[[Any], Any] | None = None
     packages: tuple[str, ...] = ()  # further packages that ``find`` needs; cached clips are valid for one version
     code: str = ""  # dotted name of the module that defines ``find``
     remedy: str = ""  # a sentence: how to install the packages

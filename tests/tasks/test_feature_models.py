@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import polars as pl
 import pytest
 
+from fvc_lib.corpus.folds import TrainingRows
 from fvc_lib.detectors import classical as estimators
+from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
@@ -20,15 +23,17 @@ from fvc_lib.services.tables import (
     read_table,
     write_table,
 )
+from fvc_lib.services.tasks import REAL_SOURCES, SHUFFLED_LABELS
 from fvc_lib.tasks.leakage_audit import leakage_audit
 from fvc_lib.tasks.shared_training import read_outcome
-from fvc_lib.tasks.video import classical
+from fvc_lib.tasks.video import classical, data
 from fvc_lib.tasks.video.controls import auc_within_folds, fake_labels
 from fvc_lib.tasks.video.results import check_predictions
 from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.tasks.video.training import read_fold, train_fold
+from fvc_lib.video.clips.store import FIRST_BLEND
 from tests.kits.feature_kit import feature_run
-from tests.kits.training import ListLog
+from tests.kits.training import ListLog, ScoredTables
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +149,7 @@ def test_videos_without_features_are_named_and_so_are_families_that_were_not_mea
         ({"num_ranks": 2}, "num_ranks"),
         ({"device": "cuda"}, "device"),
         ({"crop": "face"}, "crop"),
+        ({"self_blended": 1}, "self_blended"),
         ({"feature_families": "shapness"}, "sharpness"),
     ],
 )
@@ -167,3 +173,83 @@ def test_shuffled_labels_score_chance_by_group_and_the_audit_shows_what_rows_wou
     claims = dict(audit.select("check", "number").iter_rows())
     assert 0.3 < auc_within_folds(by_group, tiny.config).value < 0.7
     assert claims["auc_claimed_by_row"] > 0.85
+
+
+class BlendedFeatures:
+    """Features of originals and pseudo-fakes, all different; the first two videos show no face."""
+
+    names, families, settings_hash = tuple("abcd"), ("made",) * 4, "made"
+
+    def __init__(self, folds: pl.DataFrame) -> None:
+        self.faces = set(folds["video_id"].sort()[2:])
+        self.row_of: dict[bytes, data.ClipRow] = {}
+
+    def has(self, video_id: str, number: int) -> bool:
+        return number < 3 or (FIRST_BLEND <= number < FIRST_BLEND + 5 and video_id in self.faces)
+
+    def of(self, rows) -> np.ndarray:
+        values = [np.random.default_rng(stable_seed(row.clip_id)).normal(row.label, size=4) for row in rows]
+        self.row_of |= {value.tobytes(): row for value, row in zip(values, rows, strict=True)}
+        return np.stack(values)
+
+
+def groups_of(rows) -> set[str]:
+    return {row.group_id for row in rows}
+
+
+def videos_of_pseudo_fakes(rows) -> list[str]:
+    assert all(row.label == 1 for row in rows if row.is_pseudo_fake)
+    return [row.video_id for row in rows if row.is_pseudo_fake]
+
+
+def test_pseudo_fakes_train_where_their_real_does_and_are_nowhere_judged(tmp_path, monkeypatch):
+    folds = ScoredTables.folds(num_groups=30, per_group=2, num_folds=3)
+    source, fits, judged = BlendedFeatures(folds), [], []
+
+    def fit(values, labels, weights, settings):
+        fits.append([source.row_of[value.tobytes()] for value in values])
+        assert [row.label for row in fits[-1]] == labels.tolist()
+        return estimators.LOGISTIC.fit(values, labels, weights, settings)
+
+    def logits(arrays, values):
+        judged.append([source.row_of[value.tobytes()] for value in values])
+        return estimators.LOGISTIC.logits(arrays, values)
+
+    model = replace(estimators.LOGISTIC, candidates=({"penalty": 30.0},), fit=fit, logits=logits)
+    monkeypatch.setattr(classical, "model_of", lambda config: model)
+    config, rows = RunConfig(num_folds=3, self_blended=2), TrainingRows(folds)
+    clips = data.fold_clips(rows, source, config, 0)
+    of_test = set(folds.filter(fold=0)["group_id"])
+    fitted = classical.fit(config, source, clips, tmp_path, ListLog(), lambda: False)
+    *inner, whole = fits
+    for trained_on, held_out in zip(inner, judged, strict=True):
+        assert videos_of_pseudo_fakes(trained_on)
+        assert groups_of(trained_on).isdisjoint(groups_of(held_out) | of_test)
+    reals = sorted(row.video_id for row in clips.validation if row.label == 0 and row.video_id in source.faces)
+    assert videos_of_pseudo_fakes(whole) == [video_id for video_id in reals for _ in range(2)]
+    assert groups_of(whole).isdisjoint(of_test)
+    # Pseudo-fakes neither calibrate nor count as fakes of the corpus, and none is tested.
+    chosen = fitted.recorded.selection
+    assert chosen.num_videos == len(fitted.held_out_logits) == len(clips.validation) == 40
+    assert chosen.prior_logit == pytest.approx(0)
+    scored = classical.score(config, source, clips, fitted, classical.summary(source, fitted), ListLog())
+    assert {row.augmentation_index for row in scored.rows} == {0}
+    fits.clear()
+    classical.out_of_fold_logits(config, source, folds)
+    for fold, trained_on in enumerate(fits[5::6]):
+        assert videos_of_pseudo_fakes(trained_on)
+        assert groups_of(trained_on).isdisjoint(folds.filter(fold=fold)["group_id"])
+    network = data.fold_clips(rows, source, config.model_copy(update={"model": "frame_cnn"}), 0)
+    assert videos_of_pseudo_fakes(network.train)
+    assert not videos_of_pseudo_fakes(network.validation)
+    assert groups_of(network.train).isdisjoint(groups_of(network.validation) | of_test)
+    for part in data.inner_parts(network, config.seed):
+        assert videos_of_pseudo_fakes(part.train)
+        assert groups_of(part.train).isdisjoint(groups_of(part.validation) | of_test)
+        assert not videos_of_pseudo_fakes(part.validation)
+    # With shuffled labels they come from videos that are called real; a control on two sources of reals has none.
+    monkeypatch.setattr(data, "of_two_sources", lambda *_: rows)
+    controls = data.control_clips(rows, lambda: folds, source, config, clips)
+    called_real = {row.video_id for row in controls[SHUFFLED_LABELS].validation if row.label == 0}
+    assert set(videos_of_pseudo_fakes(controls[SHUFFLED_LABELS].train)) == called_real & source.faces
+    assert not videos_of_pseudo_fakes(controls[REAL_SOURCES].train)

@@ -168,7 +168,7 @@ class Fitted:
         candidates: all candidate settings with their losses.
         recorded: the choices that were recorded.
         held_out_logits: logits of the N training videos by models that did not see their groups, with the prior logit
-            added, float64 (N,).
+            added, float64 (N,); pseudo-fakes are left out.
         seconds: duration of the training.
     """
 
@@ -194,7 +194,7 @@ def fit(
     Raises:
         StoppedError: ``stop`` returned True between two candidates.
     """
-    began, labels = time.monotonic(), labels_of(clips.train)
+    began, labels = time.monotonic(), labels_of(clips.validation)
     found = _fitted(config, source, clips.train, stop)
     for number, candidate in enumerate(found.candidates, start=1):
         log.log(step=number, epoch=1, phase="candidates", metrics={"inner_loss": candidate.inner_loss})
@@ -269,13 +269,13 @@ def arrays_of(weights: Mapping[str, Tensor]) -> Arrays:
 
 @dataclass(frozen=True)
 class _Found:
-    """The result of a search over candidate settings on N training rows.
+    """The result of a search over candidate settings on training rows, N of which are no pseudo-fakes.
 
     Attributes:
         arrays: the model with the best settings, fitted to all rows.
         best: the best settings with their loss.
         candidates: all settings with their losses.
-        held_out: float64 (N,), the logit of each row by a model that was fitted without the row's inner fold.
+        held_out: float64 (N,), the logits of these rows by models that were fitted without the row's inner fold.
     """
 
     arrays: Arrays
@@ -287,19 +287,23 @@ class _Found:
 def _fitted(config: RunConfig, source: Source, train: Sequence[ClipRow], stop: Callable[[], bool]) -> _Found:
     """Choose settings on inner folds of the rows ``train``, and fit the model to all of them.
 
+    Pseudo-fakes are fitted in the inner folds where their real is, and nowhere judged.
+
     Raises:
         StoppedError: ``stop`` returned True between two candidates.
     """
     model, labels = model_of(config), labels_of(train)
     class_weights = np.array(data.class_weights(train) if config.class_balance == "loss" else (1.0, 1.0))
     rows = _Rows(source.of(train), labels, class_weights[labels])
+    judged = np.array([not row.is_pseudo_fake for row in train])
     folds = data.inner_folds(train, INNER_FOLDS, config.seed)
     candidates, held_out = list[Candidate](), list[FloatArray]()
     for settings in model.candidates:
         if stop():
             raise StoppedError("stopped as requested before the model was fitted: resume the run to fit it.")
-        held_out.append(_held_out_logits(model, settings, rows, folds))
-        candidates.append(Candidate(dict(settings), held_out_loss(labels, held_out[-1], rows.weights)))
+        held_out.append(_held_out_logits(model, settings, rows, folds)[judged])
+        inner_loss = held_out_loss(labels[judged], held_out[-1], rows.weights[judged])
+        candidates.append(Candidate(dict(settings), inner_loss))
     # Take the first, simplest candidate if several are equal.
     best = int(np.argmin([candidate.inner_loss for candidate in candidates]))
     arrays = rows.fit(model, model.candidates[best])
@@ -319,7 +323,8 @@ def out_of_fold_logits(config: RunConfig, source: Source, folds: pl.DataFrame) -
     """
     scored = []
     for (fold,), tested in folds.sort("video_id").partition_by("fold", as_dict=True, maintain_order=True).items():
-        arrays = fitted_arrays(config, source, data.clip_rows(folds.filter(pl.col("fold") != fold)))
+        fitted = data.rows_to_fit(folds.filter(pl.col("fold") != fold), source, config)
+        arrays = fitted_arrays(config, source, fitted)
         logits = model_of(config).logits(arrays, source.of(data.clip_rows(tested)))
         scored.append(tested.with_columns(score=pl.Series(logits)))
     return pl.concat(scored).sort("video_id")

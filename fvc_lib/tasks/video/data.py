@@ -28,7 +28,7 @@ from fvc_lib.tasks.video.calibration import RecordedSelection
 from fvc_lib.tasks.video.controls import of_two_sources
 from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.video.clips.shards import ClipShards, shards_folder
-from fvc_lib.video.clips.store import ClipStore, Pixels, note_use
+from fvc_lib.video.clips.store import FIRST_BLEND, ClipStore, Pixels, note_use
 
 _logger = logging.getLogger(__name__)
 INNER_PARTS = 2  # parts of the training groups whose held-out logits calibrate a network
@@ -41,7 +41,7 @@ class ClipRow:
 
     Attributes:
         video_id: id of the video.
-        augmentation_index: number of the copy; 0 is the original.
+        augmentation_index: number of the copy; 0 is the original, and from ``FIRST_BLEND`` on copies are pseudo-fakes.
         label: 0 is real, 1 is fake.
         group_id: id of the video's group.
     """
@@ -55,6 +55,11 @@ class ClipRow:
     def clip_id(self) -> str:
         """The name of the copy in messages, ``video_id#copy``."""
         return f"{self.video_id}#{self.augmentation_index}"
+
+    @property
+    def is_pseudo_fake(self) -> bool:
+        """Whether the copy is a real video whose face was blended with itself, to be learned as a fake."""
+        return self.augmentation_index >= FIRST_BLEND
 
 
 # A source gives the clips of a video's copy. It has ``has``, ``load``, ``settings_hash`` and ``shape``, which is
@@ -188,6 +193,30 @@ def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[C
     )
 
 
+def rows_to_fit(videos: pl.DataFrame, source: Any, config: RunConfig) -> tuple[ClipRow, ...]:
+    """Return the rows of ``videos`` that a model is fitted to: as ``clip_rows``, with pseudo-fakes of the reals.
+
+    Pseudo-fakes enter a training here and nowhere else, so they come from the videos of a training part alone. A
+    pseudo-fake keeps the group of its real. A video without a face has none: its clip is not in ``source``.
+
+    Args:
+        videos: columns ``video_id label group_id``.
+        source: the clips, or features of them.
+        config: gives the number of augmented copies and of pseudo-fakes of a video.
+    """
+    rows, num_copies = list[ClipRow](), config.num_copies
+    for row in clip_rows(videos, num_copies):
+        rows.append(row)
+        if row.label == 1 or row.augmentation_index < num_copies:
+            continue
+        # After the last copy of a real.
+        for number in range(FIRST_BLEND, FIRST_BLEND + config.self_blended):
+            if source.has(row.video_id, number):
+                fake = replace(row, augmentation_index=number, label=1)
+                rows.append(fake)
+    return tuple(rows)
+
+
 def class_weights(rows: Sequence[ClipRow]) -> tuple[float, float]:
     """Return loss weights (real, fake) that give both classes equal influence; their mean over ``rows`` is 1.
 
@@ -207,14 +236,20 @@ def class_weights(rows: Sequence[ClipRow]) -> tuple[float, float]:
 def prior_logit(rows: Sequence[ClipRow], class_balance: str) -> float:
     """Return log(fakes / reals) of ``rows``, to be added to logits of a network that was trained with balanced classes.
 
+    Pseudo-fakes are not counted. If ``class_balance`` is ``none``, the network has learned the share of fakes in its
+    rows, and the result is 0 without pseudo-fakes.
+
     Such a network assumes as many fakes as reals. With four fakes per real, even a perfect network would have an
     expected calibration error of 0.18. No temperature corrects that (C. Elkan, "The foundations of cost-sensitive
-    learning", IJCAI 2001, theorem 2). If ``class_balance`` is ``none``, the result is 0.
+    learning", IJCAI 2001, theorem 2).
     """
+    originals = [row for row in rows if not row.is_pseudo_fake]
+    real, fake = class_weights(originals)
+    prior = math.log(real / fake)
     if class_balance == "none":
-        return 0.0
-    real, fake = class_weights(rows)
-    return math.log(real / fake)
+        real, fake = class_weights(rows)
+        prior -= math.log(real / fake)
+    return prior
 
 
 class SealedFold:
@@ -257,7 +292,7 @@ class FoldClips:
 
     Attributes:
         fold: the fold's number; None for the network trained on all groups, whose test part is empty.
-        train: originals and augmented copies.
+        train: originals, augmented copies and pseudo-fakes.
         validation: originals that choose temperature and threshold. By default they are the inner validation part,
             which also chooses the epoch. With ``config.cross_fits`` they are those of ``train``, and their logits come
             from models that did not see their groups.
@@ -350,10 +385,11 @@ def control_clips(
             continue
         try:
             if name == SHUFFLED_LABELS:
-                relabelled = rows.shuffled(stable_seed("control", config.seed))
+                relabelled, used = rows.shuffled(stable_seed("control", config.seed)), config
             else:
                 relabelled = of_two_sources(rows, index(), config, fold, clips.missing)
-            controls[name] = fold_clips(relabelled, source, config, fold)
+                used = config.model_copy(update={"self_blended": 0})  # label 1 is a source of reals here
+            controls[name] = fold_clips(relabelled, source, used, fold)
         except DataError as error:
             _logger.warning("fold %d has no control on %s: %s", fold, CONTROL_TRAININGS[name], error)
     return controls
@@ -382,7 +418,7 @@ def fold_clips(rows: TrainingRows, source: Any, config: RunConfig, fold: int | N
     rows_of_train, rows_of_validation = split.train, split.validation
     if config.cross_fits:
         rows_of_train = rows_of_validation = pl.concat([split.train, split.validation])
-    train, validation = clip_rows(rows_of_train, config.num_copies), clip_rows(rows_of_validation)
+    train, validation = rows_to_fit(rows_of_train, source, config), clip_rows(rows_of_validation)
     test = clip_rows(split.test)
     gone = [row.clip_id for row in train if not source.has(row.video_id, row.augmentation_index)]
     if gone:
@@ -430,6 +466,6 @@ def inner_parts(clips: FoldClips, seed: int) -> list[FoldClips]:
 
 
 def _videos_of(rows: Sequence[ClipRow]) -> pl.DataFrame:
-    """Return a table ``video_id group_id label`` with one row per video of ``rows``."""
-    videos = [(row.video_id, row.group_id, LABELS[row.label]) for row in rows]
+    """Return a table ``video_id group_id label`` with one row per video of ``rows``; pseudo-fakes are left out."""
+    videos = [(row.video_id, row.group_id, LABELS[row.label]) for row in rows if not row.is_pseudo_fake]
     return pl.DataFrame(videos, schema=["video_id", "group_id", "label"], orient="row").unique(maintain_order=True)

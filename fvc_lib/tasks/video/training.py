@@ -149,18 +149,18 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any
             was deleted.
     """
     table = read_table(paths.folds, FOLDS) if config.protocol == KFOLD else read_table(paths.protocol, PROTOCOL)
-    rows, known = data.rows_to_train_on(table, config, fold), set[str]()
+    rows, known = data.rows_to_train_on(table, config, fold), list[tuple[str, int]]()
     source: Any = None
     if config.of_features == "forensic":
         source = classical.FeatureTable(forensic_features(paths.features, config), config)
     else:
         made = read_table(paths.augmented_metadata, AUGMENTED)
-        known = set(made["video_id"])
+        known = data.made_clips(made)
         source = data.open_clips(config, made)
     clips = data.fold_clips(rows, source, config, fold)
-    gone = known.intersection(clips.missing)
+    gone = sorted({video_id for video_id, number in known if not source.has(video_id, number)})
     if gone:  # folds would train on different videos
-        raise DataError(f"clips of {len(gone)} videos are gone, the first: {min(gone)}. Run 03_augmentation again.")
+        raise DataError(f"clips of {len(gone)} videos are gone, the first: {gone[0]}. Run 03_augmentation again.")
     controls = data.control_clips(rows, lambda: read_table(paths.index, INDEX), source, config, clips)
     return source, {"": clips, **controls}
 

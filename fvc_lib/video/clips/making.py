@@ -18,12 +18,13 @@ from fvc_lib.services.atomic_files import AnyPath, path_from_text, sweep_tempora
 from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.isolated_workers import available_cores, run_isolated
 from fvc_lib.services.records.digests import read_document
-from fvc_lib.services.registry import PLAIN_VIEW
+from fvc_lib.services.registry import CROPS, PLAIN_VIEW
 from fvc_lib.services.tables import AUGMENTED, SEEN_CLIPS, frame_of, write_table
-from fvc_lib.video.augmentations import apply_augmentation, draw_augmentation
-from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.video.augmentations import Pixels, apply_augmentation, draw_augmentation
+from fvc_lib.video.clips.store import FIRST_BLEND, ClipStore
 from fvc_lib.video.decode.views import SeenClip
 from fvc_lib.video.reencode import TIMEOUT_SECONDS as REENCODE_SECONDS
+from fvc_lib.video.self_blending import draw_self_blend, self_blended
 
 TIMEOUT_SECONDS = 120.0  # time limit of decoding one clip of one video
 CROP_ADDRESS_BYTES = 24 << 30  # address space of a process that crops: torch's CUDA libraries alone take gigabytes
@@ -56,10 +57,13 @@ def make_clips(
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     workers: int = 0,
 ) -> ClipReport:
-    """Make and store the missing clips of every video: one original clip and some augmented ones.
+    """Make and store the missing clips of every video: one original clip, some augmented ones, and pseudo-fakes.
+
+    Pseudo-fakes are made for real and fake videos, because controls exchange labels. A video has none if a clip of it
+    shows no face.
 
     Args:
-        store: the store that clips are written to.
+        store: the store that clips are written to, which also states the number of pseudo-fakes.
         index: an INDEX table.
         corpus_root: the folder that its ``path`` column is relative to.
         augmentations_per_video: number of augmented clips of every video; the original clip is not counted.
@@ -74,7 +78,8 @@ def make_clips(
         DataError: the user's function that crops fails.
     """
     store.note_use()
-    numbers = range(augmentations_per_video + 1)
+    blends = range(FIRST_BLEND, FIRST_BLEND + store.self_blended)
+    numbers = [*range(augmentations_per_video + 1), *blends]
     videos = index.select("video_id", "path", "label", "group_id", "content_sha256").to_dicts()
     missing = {
         video["video_id"]: [number for number in numbers if not store.has(video["video_id"], number)]
@@ -94,10 +99,16 @@ def make_clips(
             progress(done, len(videos))
         for job in jobs:
             job.result()
-    rows = [_row(store, video, number) for video in videos if video["video_id"] not in failed for number in numbers]
+    rows, made = [], 0
+    for video in videos:
+        video_id = video["video_id"]
+        if video_id in failed:
+            continue
+        there = [number for number in numbers if number < FIRST_BLEND or store.has(video_id, number)]
+        rows += [_row(store, video, number) for number in there]
+        made += len(set(there).intersection(missing[video_id]))
     if metadata_csv is not None:
         write_table(frame_of(rows, AUGMENTED), AUGMENTED, metadata_csv)
-    made = sum(len(those) for video_id, those in missing.items() if video_id not in failed)
     reasons = [(video["video_id"], failed[video["video_id"]]) for video in videos if video["video_id"] in failed]
     return ClipReport(made, len(rows) - made, tuple(reasons))
 
@@ -256,15 +267,38 @@ def _decoded(
 def _augment(store: ClipStore, video_id: str, copies: list[int]) -> None:
     original = store.read(video_id, 0)
     clips = original.reshape(store.view.clips, store.num_frames, *original.shape[1:])
-    for number in copies:
+    blends = [number for number in copies if number >= FIRST_BLEND]
+    if blends:
+        _blend(store, video_id, clips, blends)
+    for number in copies[: len(copies) - len(blends)]:
         plan = draw_augmentation(video_id, number, store.augmentation, store.num_frames)
         store.write(video_id, number, np.concatenate([apply_augmentation(clip, plan) for clip in clips]))
 
 
+def _blend(store: ClipStore, video_id: str, clips: Pixels, numbers: list[int]) -> None:
+    """Write the pseudo-fakes ``numbers`` of a video with N clips, uint8 (N, T, 3, S, S), if all of them show a face."""
+    points_of = CROPS.get("face").points
+    assert points_of is not None
+    points = []
+    for clip in clips:
+        pictures = np.ascontiguousarray(clip.transpose(0, 2, 3, 1))
+        found = points_of(pictures)
+        if found is None:
+            return
+        points.append(found)
+    for number in numbers:
+        blend = draw_self_blend(video_id, number)
+        blended = [self_blended(clip, found, blend) for clip, found in zip(clips, points, strict=True)]
+        store.write(video_id, number, np.concatenate(blended))
+
+
 def _row(store: ClipStore, video: dict[str, Any], number: int) -> tuple[Any, ...]:
     """Return the row of AUGMENTED for clip ``number`` (augmentation index) of ``video``, a row of INDEX."""
-    video_id = video["video_id"]
-    operations = draw_augmentation(video_id, number, store.augmentation, store.num_frames).to_json()
+    video_id, label = video["video_id"], video["label"]
+    if number >= FIRST_BLEND:
+        operations, label = draw_self_blend(video_id, number).to_json(), "fake"
+    else:
+        operations = draw_augmentation(video_id, number, store.augmentation, store.num_frames).to_json()
     clip_path = store.clip_path(video_id, number).relative_to(store.cache_dir).as_posix()
-    of_video = (f"{video_id}_{number}", video_id, video["group_id"], video["label"])
+    of_video = (f"{video_id}_{number}", video_id, video["group_id"], label)
     return (*of_video, number, operations, store.settings_hash, clip_path)

@@ -37,6 +37,7 @@ CLIPS_FOLDER = "clips"
 SETTINGS_FILE = "settings.json"
 MANIFEST = "manifest.json"  # of shards
 DIGEST_BYTES = 32
+FIRST_BLEND = 1000  # copies with this and higher indices are pseudo-fakes (``video/self_blending.py``)
 _PLAIN_ID = re.compile(r"[0-9A-Za-z_-]{1,128}")
 
 
@@ -50,7 +51,7 @@ class ClipStore:
 
     Original clips are in ``clips/decode_<hash>/original/ab/abcd.npy`` under ``cache_dir``, augmented clips in
     ``clips/decode_<hash>/augmented_<hash>/ab/abcd_2.npy``. So original clips are used with every choice of
-    augmentation.
+    augmentation. Pseudo-fakes are in ``clips/decode_<hash>/blended_<hash>/ab/abcd_1000.npy``.
 
     Attributes:
         cache_dir: the cache that runs share.
@@ -60,6 +61,7 @@ class ClipStore:
         view: which frames and which part of the picture the clips of a video show.
         recipe: name of the recipe (a way to re-encode, from ``video.reencode``) that is applied to videos before they
             are decoded. Empty: videos are decoded as they are.
+        self_blended: number of pseudo-fakes of a video.
     """
 
     cache_dir: Path
@@ -68,6 +70,7 @@ class ClipStore:
     augmentation: "AugmentationSettings"
     view: View = PLAIN_VIEW
     recipe: str = ""
+    self_blended: int = 0
 
     @classmethod
     def of(cls, config: "RunConfig") -> Self:
@@ -75,8 +78,8 @@ class ClipStore:
         from fvc_lib.video.augmentations import AugmentationSettings
 
         augmentation = AugmentationSettings(names=config.augmentations)
-        clips = config.clips
-        return cls(Path(config.cache_dir), clips.num_frames, clips.side, augmentation, clips.view, config.recipe)
+        clips, cache, blends = config.clips, Path(config.cache_dir), config.self_blended
+        return cls(cache, clips.num_frames, clips.side, augmentation, clips.view, config.recipe, blends)
 
     @cached_property
     def decode_hash(self) -> str:
@@ -111,9 +114,20 @@ class ClipStore:
         )
 
     @cached_property
+    def blending_hash(self) -> str:
+        """Return a hexadecimal SHA-256 of the code and packages that turn original clips into pseudo-fakes.
+
+        Raises:
+            UsageError: a package that finds faces is not installed.
+        """
+        finding = crop_code(View(crop="face"))
+        return sha256_of_json([finding, code_hash("fvc_lib.video.self_blending", "fvc_lib.video")])
+
+    @cached_property
     def settings_hash(self) -> str:
         """Return a hexadecimal SHA-256 of all settings and code that the clips of the store depend on."""
-        return sha256_of_json([self.decode_hash, self.augmentation_hash])
+        blending = [self.blending_hash] if self.self_blended else []
+        return sha256_of_json([self.decode_hash, self.augmentation_hash, *blending])
 
     @property
     def shape(self) -> Shape:
@@ -135,12 +149,21 @@ class ClipStore:
         """Return the folder of augmented clips."""
         return self.decode_folder / f"augmented_{self.augmentation_hash[:32]}"
 
+    @property
+    def blended_folder(self) -> Path:
+        """Return the folder of pseudo-fakes."""
+        return self.decode_folder / f"blended_{self.blending_hash[:32]}"
+
     def clip_path(self, video_id: str, augmentation_index: int) -> Path:
-        """Return the path of a clip's file; index 0 is the original, higher indices are augmented copies."""
+        """Return the path of a clip's file.
+
+        Index 0 is the original, higher indices are augmented copies, and from ``FIRST_BLEND`` on pseudo-fakes.
+        """
         check_clip_name(video_id, augmentation_index)
         if augmentation_index == 0:
             return self.originals_folder / video_id[:2] / f"{video_id}.npy"
-        return self.augmented_folder / video_id[:2] / f"{video_id}_{augmentation_index}.npy"
+        folder = self.augmented_folder if augmentation_index < FIRST_BLEND else self.blended_folder
+        return folder / video_id[:2] / f"{video_id}_{augmentation_index}.npy"
 
     def seen_path(self, video_id: str) -> Path:
         """Return the path of the JSON file that records which frames and part of the picture a video's clips show."""
@@ -211,6 +234,8 @@ class ClipStore:
         """Record the settings of the clips and the time of this use; the command ``clean`` shows both."""
         note_use(self.originals_folder, self._decode_settings)
         note_use(self.augmented_folder, {**self._decode_settings, "augmentations": sorted(self.augmentation.names)})
+        if self.self_blended:
+            note_use(self.blended_folder, self._decode_settings)
         if self.recipe:
             note_use(reencoded_folder(self.recipe, self.cache_dir), {"recipe": self.recipe, "av": av.__version__})
 
@@ -285,7 +310,7 @@ def contact_sheet(clips: Sequence[Pixels], gap: int = 4) -> bytes:
 
 # --- Sets of clips, and their deletion
 
-_KINDS = ("original", "augmented", "shards", "features")
+_KINDS = ("original", "augmented", "blended", "shards", "features")
 
 
 @dataclass(frozen=True)
@@ -293,8 +318,8 @@ class ClipSet:
     """All clips, or all re-encoded videos, that were made with the same settings; they are deleted together.
 
     Attributes:
-        folder: ``clips/decode_<hash>/original``, ``.../{augmented,shards,features}_<hash>`` or ``reencoded/...``.
-        kind: ``original``, ``augmented``, ``shards``, ``features`` or ``reencoded``.
+        folder: ``clips/decode_<hash>/original``, ``.../KIND_<hash>`` of another kind, or ``reencoded/...``.
+        kind: ``original``, ``augmented``, ``blended``, ``shards``, ``features`` or ``reencoded``.
         settings: the settings that ``note_use`` wrote; empty if there are none.
         size_bytes: size of all files of the set together.
         last_used: latest modification time of a file in the set, in seconds since 1970.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from av import open as open_video
 
-from fvc_lib.detectors.faces import face_boxes
+from fvc_lib.detectors.faces import face_boxes, face_points
 from fvc_lib.detectors.packages import imported
 from fvc_lib.services.registry import DETECTORS, View
 
@@ -57,10 +57,13 @@ def test_a_face_is_found_where_it_is_and_none_where_there_is_none(video, wanted)
         pytest.skip("needs facenet-pytorch, and the videos beside the project")
     with open_video(str(LABELLED / video)) as container:
         frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)][::20])
-    boxes = face_boxes(frames)
+    boxes, points = face_boxes(frames), face_points(frames)
     if wanted is None:
-        assert boxes is None
+        assert boxes is points is None
         return
+    left_eye, right_eye, nose, *mouth = ((points - boxes[:, None, :2]) / boxes[:, None, 2:]).mean(0)
+    assert left_eye[0] < nose[0] < right_eye[0]
+    assert all(0 < eye[1] < nose[1] < corner[1] < 1 for eye in (left_eye, right_eye) for corner in mouth)
     height, width = frames.shape[1:3]
     left, top, side = (boxes[:, axis].mean() for axis in (0, 1, 2))
     found = [left / width, top / height, (left + side) / width, (top + side) / height]

@@ -1,0 +1,206 @@
+"""Pseudo-fakes: clips whose face is blended with a changed copy of itself, as in a face swap.
+
+A model that learns them looks for traces of blending rather than for the traces of one generator. The method is that
+of K. Shiohara and T. Yamasaki, "Detecting Deepfakes with Self-Blended Images", CVPR 2022. It differs in two ways. The
+mask is an ellipse around five points of the face instead of the hull of 68. Only the copy is changed, never the frame
+that it is blended into, so that a pseudo-fake equals its real outside the mask.
+
+Parameters are drawn once per clip. Seeds and arithmetic are as in ``augmentations``.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from fvc_lib.video.augmentations import AugmentationPlan, Blur, Color, Downscale, Float, Jpeg, Operation, Pixels
+
+_VERSION = 1  # part of the seed: raise it when the same clip gives other pixels
+_SHIFT_X, _SHIFT_Y, _SCALE = 0.05, 0.025, 0.95
+_WAVES = (2, 3, 4)  # periods around the ellipse by which its outline is deformed
+
+
+@dataclass(frozen=True)
+class Tint(Operation, name="tint", probability=0):
+    """Add numbers of grey levels to red, green and blue."""
+
+    levels: tuple[float, ...]
+
+    def apply(self, pixels: Float) -> Float:
+        """Return changed pixels, as ``Operation.apply``."""
+        levels = np.array(self.levels, np.float32)
+        return pixels + levels[:, None, None]
+
+
+@dataclass(frozen=True)
+class Sharpen(Operation, name="sharpen", probability=0):
+    """Add ``amount`` times the difference from the blurred frame."""
+
+    amount: float
+
+    def apply(self, pixels: Float) -> Float:
+        """Return changed pixels, as ``Operation.apply``."""
+        blurred = Blur(0.8).apply(pixels)
+        return pixels + np.float32(self.amount) * (pixels - blurred)
+
+
+@dataclass(frozen=True)
+class SelfBlend:
+    """The parameters of a pseudo-fake, which hold for all its frames.
+
+    Attributes:
+        changes: the operations that the copy receives.
+        scale: factor by which the copy is enlarged about the centre of the ellipse.
+        shift_x, shift_y: shift of the copy, as shares of the ellipse's width and height.
+        width, height: factors on the usual width and height of the ellipse.
+        waves: height and phase of the deformations of the outline, one for each number in ``_WAVES``.
+        edge: share of the radius over which the mask rises from 0 to its highest value.
+        opacity: highest value of the mask.
+    """
+
+    changes: AugmentationPlan
+    scale: float
+    shift_x: float
+    shift_y: float
+    width: float
+    height: float
+    waves: tuple[tuple[float, float], ...]
+    edge: float
+    opacity: float
+
+    def to_json(self) -> str:
+        """Return a JSON list with one object, in the form of ``AugmentationPlan.to_json``."""
+        values = asdict(self)
+        values["changes"] = json.loads(self.changes.to_json())
+        return json.dumps([{"name": "self_blend", **values}])
+
+
+def draw_self_blend(video_id: str, number: int) -> SelfBlend:
+    """Return the random parameters of a video's pseudo-fake ``number``; equal arguments give equal parameters."""
+    key = json.dumps(["self_blend", _VERSION, video_id, number])
+    digest = hashlib.sha256(key.encode()).digest()
+    generator = np.random.default_rng(int.from_bytes(digest[:16], "big"))
+
+    def between(low: float, high: float) -> float:
+        drawn = generator.uniform(low, high)
+        return round(float(drawn), 6)
+
+    scale = between(_SCALE, 1 / _SCALE)
+    shift_x = between(-_SHIFT_X, _SHIFT_X)
+    shift_y = between(-_SHIFT_Y, _SHIFT_Y)
+    width = between(0.85, 1.15)
+    height = between(0.85, 1.15)
+    waves = tuple((between(0, 0.08), between(0, 2 * math.pi)) for _ in _WAVES)
+    edge = between(0.1, 0.5)
+    opacity = float(generator.choice([0.25, 0.5, 0.75, 1, 1, 1]))
+    changes = AugmentationPlan(_changes(generator))
+    return SelfBlend(changes, scale, shift_x, shift_y, width, height, waves, edge, opacity)
+
+
+def _changes(generator: np.random.Generator) -> tuple[Operation, ...]:
+    """Return the operations that the copy receives, drawn with the probabilities and ranges of the paper."""
+    brightness, contrast = np.round(generator.uniform(0.9, 1.1, 2), 6).tolist()
+    saturation, amount = np.round(generator.uniform([0.7, 1.8], [1.3, 4.5]), 6).tolist()
+    levels = np.round(generator.uniform(-20, 20, 3), 6).tolist()
+    is_tinted, is_sharpened, is_compressed = (generator.random(3) < [0.3, 0.5, 0.5]).tolist()
+    changes: list[Operation] = [Color(brightness, contrast, saturation)]
+    if is_tinted:
+        changes.append(Tint(tuple(levels)))
+    if is_sharpened:
+        changes.append(Sharpen(amount))
+    else:
+        smaller = generator.choice([0.5, 0.25])
+        changes.append(Downscale(float(smaller)))
+    if is_compressed:
+        quality = generator.integers(40, 101)
+        changes.append(Jpeg(int(quality)))
+    return tuple(changes)
+
+
+def self_blended(frames: Pixels, points: npt.NDArray[np.floating], blend: SelfBlend) -> Pixels:
+    """Return a clip whose face is blended with a changed copy of itself.
+
+    Args:
+        frames: uint8 (T, 3, H, W); not changed.
+        points: float (T, 5, 2), x and y in pixels of both eyes, the nose and both corners of the mouth.
+        blend: the parameters.
+
+    Returns:
+        uint8 (T, 3, H, W), a new array. Outside the mask it equals ``frames``.
+    """
+    changed: Float = frames.astype(np.float32)
+    for operation in blend.changes.operations:
+        changed = operation.apply(changed)
+    copies = np.rint(changed).clip(0, 255).astype(np.uint8)
+    result = np.array(frames)
+    for frame, copy, face in zip(result, copies, points, strict=True):
+        ellipse = _Ellipse.around(face, blend)
+        moved, inside = _moved(copy, ellipse, blend)
+        mask = ellipse.mask(blend, *copy.shape[1:])
+        mask[~inside] = 0
+        difference = moved.astype(np.float64) - frame
+        frame[:] = np.rint(frame + mask * difference)
+    return result
+
+
+@dataclass(frozen=True)
+class _Ellipse:
+    """An ellipse around a face, in pixels; places and directions are complex numbers, x + iy.
+
+    Attributes:
+        centre: the centre.
+        down: the direction from the eyes to the mouth, of length 1.
+        width, height: half of the axes across and along this direction.
+    """
+
+    centre: complex
+    down: complex
+    width: float
+    height: float
+
+    @classmethod
+    def around(cls, face: npt.NDArray[np.floating], blend: SelfBlend) -> "_Ellipse":
+        """Return the ellipse around the five points of a face, float (5, 2)."""
+        places = [complex(x, y) for x, y in face.tolist()]
+        eyes = (places[0] + places[1]) / 2
+        mouth = (places[3] + places[4]) / 2
+        length = max(1.0, abs(mouth - eyes))
+        down = (mouth - eyes) / length
+        # The eyes of a face in profile are close together.
+        width = max(0.7 * length, abs(places[1] - places[0]))
+        return cls(eyes + 0.65 * length * down, down, width * blend.width, length * blend.height)
+
+    def mask(self, blend: SelfBlend, rows: int, columns: int) -> npt.NDArray[np.float64]:
+        """Return the weight of the copy in every pixel, float64 (H, W) in [0, 1]."""
+        y, x = np.mgrid[:rows, :columns]
+        turned = (x + 1j * y - self.centre) / self.down
+        place = turned.real / self.height + 1j * (turned.imag / self.width)
+        angle = np.angle(place)
+        outline = np.ones(angle.shape)
+        for period, (height, phase) in zip(_WAVES, blend.waves, strict=True):
+            outline += height * np.cos(period * angle + phase)
+        share = (outline - np.abs(place)) / blend.edge
+        share = share.clip(0, 1)
+        smooth = share * share * (3 - 2 * share)
+        # Rounding keeps the last bits of sines, which differ between processors, out of the pixels.
+        weight: npt.NDArray[np.float64] = np.round(blend.opacity * smooth, 6)
+        return weight
+
+
+def _moved(copy: Pixels, ellipse: _Ellipse, blend: SelfBlend) -> tuple[Pixels, npt.NDArray[np.bool_]]:
+    """Return a frame, uint8 (3, H, W), scaled and shifted, and where it has pixels, bool (H, W)."""
+    shift = complex(2 * blend.shift_x * ellipse.width, 2 * blend.shift_y * ellipse.height)
+    begin = ellipse.centre - (ellipse.centre + shift) / blend.scale
+    step = 1 / blend.scale
+    data = (step, 0.0, begin.real, 0.0, step, begin.imag)
+    picture = Image.fromarray(np.ascontiguousarray(np.moveaxis(copy, 0, -1)))
+    whole = Image.new("L", picture.size, 255)
+    moved, inside = (
+        np.asarray(image.transform(image.size, Image.Transform.AFFINE, data, Image.Resampling.BILINEAR))
+        for image in (picture, whole)
+    )
+    return np.moveaxis(moved, -1, 0), inside > 0
