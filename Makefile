@@ -86,8 +86,8 @@ demo-video-text: $(STAMP)  ## Train video-text retrieval and captions on built-i
 lab: $(STAMP)  ## Open the notebooks in JupyterLab
 	$(VENV)/bin/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
-verdicts: $(STAMP)  ## Show a page on which anybody drops videos and reads verdicts: make verdicts MODEL=latest PORT=8866
-	$(RUN) run_notebooks.py verdict-page $(or $(MODEL),latest) --port $(or $(PORT),8866)
+verdicts: setup-verdicts  ## Show a page on which anybody drops videos and reads verdicts: make verdicts MODEL=latest PORT=8866
+	$(RUN) run_notebooks.py app $(or $(MODEL),latest) --port $(or $(PORT),8866)
 
 audit: $(STAMP)  ## Audit a table of anyone's scores: make audit SCORES=scores.csv
 	$(RUN) run_notebooks.py audit $(SCORES)

@@ -21,7 +21,7 @@ from fvc_lib.command_line.records import audit, ensemble, robustness
 from fvc_lib.command_line.run_command import NOTEBOOKS, Jobs, RunCommand, RunOptions
 from fvc_lib.command_line.shards import shard
 from fvc_lib.command_line.sweep import sweep
-from fvc_lib.command_line.verdicts.pages import verdict_page
+from fvc_lib.command_line.verdicts.app import app
 from fvc_lib.command_line.verdicts.predict import predict
 from fvc_lib.execution.plan import read_notebooks
 from fvc_lib.execution.run.which_run import given_values, values_of_another_corpus
@@ -235,6 +235,6 @@ def main(
 
 
 for command in (
-    *commands.COMMANDS, predict, export, robustness, sweep, ensemble, audit, verdict_page, shard,
+    *commands.COMMANDS, predict, export, robustness, sweep, ensemble, audit, app, shard,
 ):  # fmt: skip
     main.add_command(command)

@@ -39,7 +39,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(home: Path) -> Iterator[str]:
     """Return the page's address as the command prints it."""
-    command = [sys.executable, str(ROOT / "run_notebooks.py"), "verdict-page", "latest", "--port", "0"]
+    command = [sys.executable, str(ROOT / "run_notebooks.py"), "app", "latest", "--port", "0"]
     command += ["--limit-mb", "1", "--map-minutes", "0"]
     environment = {**os.environ, "FVC_RUNS_DIR": str(home / "runs"), "HOME": str(home), "JUPYTER_CONFIG_DIR": str(home)}
     with (home / "page.log").open("w") as log:
@@ -66,7 +66,7 @@ def drop(watched: Watched, *files: Path) -> None:
 def answer(watched: Watched, name: str) -> str:
     """Return the text of a file's card once it is judged."""
     card = watched.page.locator("article", has=watched.page.get_by_role("heading", name=name, exact=True))
-    card.locator(".badge", has_text=re.compile("^(fake|real|undecided|no prediction|not judged)$")).wait_for()
+    card.locator(".badge", has_text=re.compile("^(It looks fake|It looks real|We cannot tell|Not judged)$")).wait_for()
     return card.inner_text()
 
 
@@ -75,10 +75,10 @@ def test_two_visitors_drop_videos_read_their_pages_and_ask_nothing_of_the_networ
     one, other = (open_page(address, own, window) for window in ((1240, 900), (390, 800)))
     drop(one, home / "inbox" / HOSTILE, home / "inbox" / "broken.mp4")
     drop(other, home / "inbox" / "holiday.mp4")
-    assert "score" in answer(other, "holiday.mp4")
-    assert "score" in answer(one, HOSTILE)
+    assert "Score" in answer(other, "holiday.mp4")
+    assert "Score" in answer(one, HOSTILE)
     broken = answer(one, "broken.mp4")
-    assert "no prediction" in broken
+    assert "We cannot tell" in broken
     assert "unreadable" in broken
     assert one.page.locator("article").count() == 2, "a visitor sees nobody else's videos"
 
@@ -88,12 +88,14 @@ def test_two_visitors_drop_videos_read_their_pages_and_ask_nothing_of_the_networ
     page.wait_for_load_state()
     assert "holiday.mp4" in page.title()
     assert page.get_by_text("all verdicts").count() == 0
+    one.page.get_by_text("Keep the page").wait_for()
     with one.page.expect_download() as kept:
-        one.page.get_by_text("Download it").click()
+        one.page.get_by_text("Keep the page").click()
     html = Path(kept.value.path()).read_text()
     assert kept.value.suggested_filename.endswith(".verdict.html")
     assert "<img src=x" not in html
     assert str(home) not in html, "a page that is sent around names no place of this machine"
+    page.close()
     for watched in (one, other):
         assert watched.trouble() == []
         assert watched.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
@@ -104,8 +106,8 @@ def test_a_file_beyond_the_limit_is_refused_and_nobody_enters_without_the_token(
     large.write_bytes(b"\0" * 1_000_001)
     watched = open_page(address, address.partition("?")[0])
     drop(watched, large)
-    assert "more than this page takes" in answer(watched, "large.mp4")
+    assert "larger than this page takes" in answer(watched, "large.mp4")
     stranger = chromium.new_context()
     got = stranger.request.get(address.partition("?")[0])
-    assert got.status == 404
+    assert got.status == 403
     assert "Drop videos" not in got.text()

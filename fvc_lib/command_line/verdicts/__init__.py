@@ -1,1 +1,1 @@
-"""Commands that apply a trained model to files: ``predict``, the pages of its verdicts, and ``verdict-page``."""
+"""Commands that apply a trained model to files: ``predict``, the pages of its verdicts, and ``app``."""
