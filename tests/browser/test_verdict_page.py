@@ -1,6 +1,6 @@
-"""The page on which anybody drops a video: two visitors, a hostile name, a broken file; the network is asked nothing.
+"""The page on which anybody drops a video: two visitors, a hostile name, a broken file, a closed tab, a killed server.
 
-What is dropped is judged, its page is read and downloaded, and nothing of it stays.
+What is dropped is judged, its page is read and downloaded, nothing of it stays, and the network is asked nothing.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from fvc_lib.services.records.digests import write_document
@@ -36,25 +38,30 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def address(home: Path) -> Iterator[str]:
-    """Return the page's address as the command prints it."""
+def start(home: Path) -> tuple[subprocess.Popen[str], str]:
+    """Start the command; return its process and the page's address as it prints it."""
     command = [sys.executable, str(ROOT / "run_notebooks.py"), "app", "latest", "--port", "0"]
     command += ["--limit-mb", "1", "--map-minutes", "0"]
     environment = {**os.environ, "FVC_RUNS_DIR": str(home / "runs"), "HOME": str(home), "JUPYTER_CONFIG_DIR": str(home)}
     with (home / "page.log").open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if found := re.fullmatch(r"address\s+(\S+)\n", line):
-                break
-        else:
-            raise AssertionError((home / "page.log").read_text())
-        yield found.group(1)
-    finally:
-        process.terminate()
-        process.communicate(timeout=120)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := re.fullmatch(r"address\s+(\S+)\n", line):
+            return process, found.group(1)
+    raise AssertionError((home / "page.log").read_text())
+
+
+def uploads(home: Path) -> list[Path]:
+    return list((home / "cache" / "scoring").glob("*/*"))
+
+
+@pytest.fixture(scope="module")
+def address(home: Path) -> Iterator[str]:
+    process, found = start(home)
+    yield found
+    process.terminate()
+    process.communicate(timeout=120)
     assert not list((home / "cache" / "scoring").glob("*")), "nothing that was dropped stays"
 
 
@@ -111,3 +118,28 @@ def test_a_file_beyond_the_limit_is_refused_and_nobody_enters_without_the_token(
     got = stranger.request.get(address.partition("?")[0])
     assert got.status == 403
     assert "Drop videos" not in got.text()
+
+
+def test_a_closed_tab_and_a_killed_server_leave_nothing(open_page, home):
+    process, address = start(home)
+    watched = open_page(address, address.partition("?")[0])
+    drop(watched, *[home / "inbox" / "holiday.mp4"] * 3)
+    watched.page.locator("article", has_text="before it").first.wait_for()
+    watched.page.close()
+    while len(uploads(home)) > 1:  # of the tab's videos at most the one that is being judged is there
+        time.sleep(0.05)
+    while uploads(home):
+        time.sleep(0.05)
+    other = open_page(address, address.partition("?")[0])
+    drop(other, home / "inbox" / "holiday.mp4")
+    other.page.locator(".badge", has_text="judging").wait_for()
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs(children, timeout=120)
+    assert alive == []
+    other.page.get_by_text("lost its server").wait_for()
+    second, _ = start(home)  # it deletes what the killed one left
+    assert uploads(home) == []
+    second.terminate()
+    second.communicate(timeout=120)
