@@ -105,9 +105,11 @@ def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
     Columns are ``run_id stage fold attempt line seconds phase epoch batch_idx global_step place used_mb budget_mb
     usage_percent between``.
 
-    Memory may peak between two samples. The logged high-water mark (largest memory so far) shows such a peak, and an
-    additional row is then inserted for it. ``between`` is true in these rows. They have the phase and the epoch of the
-    preceding sample.
+    ``line`` is the line of the sample in the log, and ``seconds`` the working time since the first start of the stage.
+
+    Memory may peak between two samples. The high-water mark in the log (largest memory so far) shows such a peak. The
+    result then has an additional row for the peak, with the phase and the epoch of the sample before it. ``between`` is
+    true in such rows only.
 
     ``samples`` are rows of ``queries.memory_samples``.
     """

@@ -50,7 +50,10 @@ _LOG.propagate = False
 
 @dataclass(frozen=True)
 class KernelOutcome:
-    """How the execution of a notebook ended."""
+    """How the execution of a notebook ended. After a success all fields have their defaults.
+
+    There are three kinds of failure: a cell raised an exception, the kernel died, or the kernel never started.
+    """
 
     error: StageError | None = None  # the exception that a cell raised; None if none did
     died: bool = False  # whether the kernel's process ended before the last cell
@@ -68,7 +71,10 @@ class KernelOutcome:
 
 @dataclass
 class KernelRequest:
-    """Where the execution of a notebook writes, in which environment its kernel runs, and, afterwards, how it ended."""
+    """The files, working directory and environment of one execution of a notebook.
+
+    The engine stores how the execution ended in ``outcome``, because papermill offers no other way to return it.
+    """
 
     record: Path  # path of the executed notebook
     folder: Path  # the kernel's working directory
@@ -169,7 +175,10 @@ class Record(NotebookExecutionManager):  # type: ignore[misc]
         notebook.metadata.papermill["output_path"] = str(path).replace(".partial.ipynb", ".ipynb")
 
     def save(self, **_: Any) -> None:
-        """Replace the file, and ignore errors such as a full disk; ``notebook_complete`` raises them at the end."""
+        """Replace the file. Errors such as a full disk are ignored.
+
+        At the end ``notebook_complete`` writes the file once more, and raises such an error.
+        """
         with contextlib.suppress(OSError):
             temporary = temporary_of(Path(self.output_path))
             temporary.write_bytes(self._content())  # not fsynced: a power cut ends the kernel as well

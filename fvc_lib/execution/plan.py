@@ -25,7 +25,10 @@ from fvc_lib.services.tasks import STAGES, TASKS, Stage
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Everything that the result of a task depends on. A finished task with an equal fingerprint need not run again."""
+    """Everything that the result of a task depends on: parameters, input files, notebook, code and corpus.
+
+    A finished task with an equal fingerprint need not run again.
+    """
 
     parameters: dict[str, object]  # values of the configuration's fields that the stage reads
     inputs: dict[str, str]  # SHA-256 of each file that the task reads; the keys are paths in the run folder
@@ -187,10 +190,11 @@ def _files_in(path: Path) -> list[Path]:
 
 
 def content_chosen(config: RunConfig) -> dict[str, Any]:
-    """Return ``{parameter: digest}`` for the parameters whose value names a file of the user.
+    """Return the digests of the user's files that the parameters name, as ``{parameter: digest}``.
 
     Such files hold, for example, a model's weights, or the Python code of a model (``net.py:Net``). The digest covers
-    the file's content, so it does not change when the file is moved to another folder.
+    the file's content, so it does not change when the file is moved to another folder. Parameters that name no file are
+    left out.
     """
     return {name: digest for name, value in config.relevant().items() if (digest := config.identity(name)) != value}
 
@@ -269,7 +273,7 @@ def _logs(run: RunPaths, task: Task) -> list[Path]:
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """One task of a run, with the decision whether this command runs it."""
+    """One task of a run, with the decision whether this command runs it, and the reason for the decision."""
 
     task: Task
     run: bool  # whether this command runs it

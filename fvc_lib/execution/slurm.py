@@ -142,7 +142,10 @@ def read_site(path: Path | None = None) -> Site:
 
 
 class SlurmJob(BaseModel):
-    """One SLURM job, or one array of jobs. ``job_id`` is empty until the job is submitted."""
+    """One SLURM job, or one array of jobs: what it runs, its resources, and the jobs that it depends on.
+
+    ``job_id`` is empty until the job is submitted.
+    """
 
     model_config = ConfigDict(frozen=True)
 

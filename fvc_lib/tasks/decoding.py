@@ -33,7 +33,8 @@ class FileToScore:
         path: path of the video.
         folds: numbers of the folds whose networks judge the file.
         recipe: key of ``video.reencode.RECIPES``: how to re-encode the file before decoding; empty: not at all.
-        content_sha256: SHA-256 that the content must have; empty: any content.
+        content_sha256: SHA-256 that the content must have. A file with other content is not decoded. Empty: any
+            content.
     """
 
     path: Path

@@ -93,9 +93,10 @@ class Journal(Generic[Found]):
         return found
 
     def append(self, found: Found) -> None:
-        """Store the finding ``found``, unless its ``lasts`` is False.
+        """Store the finding ``found``, if another attempt would give the same result (``found.lasts``).
 
-        The file must belong to the last ``block`` that ``known`` was called with.
+        A finding after a crash or a timeout is not stored. The file must belong to the last ``block`` that was given to
+        ``known``.
         """
         if found.lasts and (state := self._states[found.path]) is not None:
             values = {name: value for name, value in asdict(found).items() if name not in ("path", "lasts") and value}
@@ -116,8 +117,8 @@ def take_in(folder: Path, stage: str) -> None:
     Temporary files of killed calls are deleted too. No process may be writing to any of the journals. If this call is
     killed, the next one appends the same lines again, which does no harm.
 
-    The list of dangerous files (``SUSPECTS``) is read from the shards' records: a file that twice killed the process
-    of its shard is not tried again.
+    The call also reads from the shards' records which files killed a process twice, so that this process does not try
+    them again (``SUSPECTS``).
 
     Args:
         folder: folder of the journals.

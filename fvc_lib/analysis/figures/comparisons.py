@@ -27,15 +27,20 @@ _NAME = metric_name(_MAIN)
 
 
 def target_table(results: pl.DataFrame, prefix: str = TARGET_SCOPE) -> pl.DataFrame:
-    """Return a table of the results on parts of the videos, one row per part, the model's lowest ROC AUC first.
+    """Return the ROC AUC of the model and its controls on each target or source, one row per target or source.
 
-    A part holds the videos of one target, or the videos of one source. Columns are ``target`` or ``source`` (its
-    name), ``videos groups``, one for the ROC AUC of the model and of each control (text with intervals), and
-    ``standing`` (whether the model is above its controls). Without such results the table is empty.
+    The row with the lowest ROC AUC of the model comes first. Columns:
+
+    - ``target`` or ``source``: its name.
+    - ``videos`` and ``groups``: their numbers.
+    - one column for the model and one for each control: the ROC AUC with its interval, as text.
+    - ``standing``: whether the model is above its controls.
+
+    Without such results the table is empty.
 
     Args:
         results: rows of tables.RESULTS. Its column ``scope`` says which videos a result is about.
-        prefix: how the ``scope`` of the parts begins: ``target:`` or ``source:``.
+        prefix: ``target:`` or ``source:``, the beginning of ``scope`` in the rows to show.
     """
     model = results.filter(pl.col("scope").str.starts_with(prefix), source="model", metric=_MAIN)
     rows = []
@@ -137,8 +142,10 @@ def detectors_figure(audit: Audit) -> go.Figure:
     """Return a figure of the ROC AUC of every detector, and of the controls (simple predictors), with intervals.
 
     The point of a detector is hollow if it is not shown to be above its controls. The point of a control is hollow if
-    its training and test videos share groups. Controls have the values that ``Audit.controls`` holds for the first
-    detector, the one with the highest ROC AUC.
+    its training and test videos share groups.
+
+    Each control is drawn once. Its value is the one that was compared with the first detector, the one with the highest
+    ROC AUC.
     """
     first = audit.detectors[0]
     rows = []
@@ -166,8 +173,9 @@ def detectors_figure(audit: Audit) -> go.Figure:
 def verdict_table(table: pl.DataFrame) -> pl.DataFrame:
     """Return the verdicts on new video files for readers, one row per file.
 
-    Columns are ``file verdict score probability reasons``. ``score`` is text: the mean over the networks of the folds,
-    with the lowest and the highest. ``table`` holds rows of ``tables.VERDICTS``.
+    Columns are ``file verdict score probability reasons``. Each fold has a network, and each network scores the file.
+    ``score`` is text with the mean, the lowest and the highest of these scores. ``table`` holds rows of
+    ``tables.VERDICTS``.
     """
     ends = table.select("score", "score_low", "score_high").rows()
     scores = ["" if row[0] is None else interval_text(*row) for row in ends]

@@ -113,20 +113,27 @@ _FEWEST = 5  # fewest videos for a tie
 
 
 def feature_ties(features: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
-    """Return how closely each forensic feature follows size (width * height), length (frames), bit rate and codec.
+    """Return a table of the ties between forensic features and other properties of the videos, one row per feature.
 
-    This closeness is a tie, a number in [0, 1].
+    A tie is a number in [0, 1] that says how closely a feature follows a property. The properties are size (width *
+    height), length (number of frames), bit rate and codec.
 
     Args:
         features: rows of FEATURES, one column per feature.
         index: rows of INDEX, which hold the properties of the videos.
 
     Returns:
-        One row per feature: ``feature size length bit_rate codec strongest auc missing``, the strongest tie first. A
-        tie to a number is the absolute rank correlation (Spearman). The tie to the codec is the correlation ratio of
-        ranks. A tie is null with fewer than five videos, or if the feature or the property does not vary. ``auc`` is
-        the ROC AUC of the feature alone, in the direction that makes it at least 0.5; it is null if there is one label
-        only. ``missing`` is the share of videos without a value.
+        The columns ``feature size length bit_rate codec strongest auc missing``, sorted by ``strongest``, the largest
+        first.
+
+        - ``size``, ``length`` and ``bit_rate`` are ties to numbers: absolute rank correlations (Spearman).
+        - ``codec`` is the tie to the codec: the correlation ratio of ranks.
+        - ``strongest`` is the largest of the four ties.
+        - ``auc`` is the ROC AUC of the feature alone. If it is below 0.5, the feature's sign is reversed. Null with
+          only one label.
+        - ``missing`` is the share of videos without a value of the feature.
+
+        A tie is null with fewer than five videos, or if the feature or the property does not vary.
     """
     facts = features.join(index.drop("group_id", "label", strict=False), on="video_id", how="left")
     facts = facts.with_columns(**TIES, codec=pl.col("codec").fill_null(""))

@@ -61,7 +61,8 @@ _METRIC = (
 def control_table(results: pl.DataFrame) -> pl.DataFrame:
     """Return the metrics of the model and of its controls (simple predictors) over all folds, one row per metric.
 
-    Columns are ``metric better``, one for the model and one for each control. ``better`` is ``higher`` or ``lower``.
+    The first columns are ``metric`` and ``better``, which is ``higher`` or ``lower``. The model and each control have a
+    column with their values.
     """
     # Only the model has metrics of scores before the temperature. The margin is a difference of two scores.
     of_model = pl.col("metric").str.ends_with(UNCALIBRATED) | (pl.col("metric") == headline.MARGIN)

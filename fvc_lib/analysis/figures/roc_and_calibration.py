@@ -2,8 +2,10 @@
 
 Each fold has a different network, and scores of two networks need not share a scale. The ROC curve is therefore
 computed within folds and averaged vertically. The weight of a fold is its number of pairs of a fake and a real, so the
-area under the mean curve equals the AUC within folds. The band is pointwise, from the same half-samples (random halves
-of the groups) as the intervals of the metrics.
+area under the mean curve equals the AUC within folds.
+
+The band is a pointwise interval: one at each false positive rate. It comes from half-samples (random halves of the
+groups). The intervals of the metrics come from the same half-samples.
 
 ``predictions`` are one run's rows of ``tables.PREDICTIONS``. ``replicates`` is the number of half-samples, ``seed``
 their seed, and ``confidence`` the coverage of intervals and bands.

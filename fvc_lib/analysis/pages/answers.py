@@ -51,10 +51,10 @@ def write_video_page(path: Path, row: Mapping[str, Any], known: Known, *, stamp:
         known: scores of videos with known labels, drawn next to that of the video.
         stamp: digest of the content. It is stored in the page, so that an unchanged page need not be made again.
         parts: further values for the template ``video.html``. ``frames`` comes from ``frame_pictures``. ``over_time``
-            and ``heat_map`` come from the functions of these names. The others are ``evidence`` (the evidence on the
-            file), ``prior`` (assumed share of fakes, as text), ``standing`` (a warning that verdicts are withheld, or
-            empty), ``limits`` (sentences on the limits of the model and its verdicts), and ``overview`` (address of
-            the page of all verdicts).
+            and ``heat_map`` come from the functions of these names. The others are ``evidence`` (``FileEvidence``:
+            scores over time, heat map and provenance of the file), ``prior`` (assumed share of fakes, as text),
+            ``standing`` (a warning that verdicts are withheld, or empty), ``limits`` (sentences on the limits of the
+            model and its verdicts), and ``overview`` (address of the page of all verdicts).
 
     Raises:
         OSError: the page cannot be written.
@@ -134,13 +134,23 @@ def _points(xs: Floats, ys: Floats) -> str:
 def heat_map(clip: Pixels, values: Floats, top: float) -> dict[str, Any]:
     """Return the values for the template ``video.html`` to draw frames of a clip, without and with a heat map.
 
-    Consecutive frames often have the same map. At most four frames are drawn, and each has a different map.
+    The heat map shows which areas make the model call the video fake. Its values say how much the logit of fake
+    decreases when the area is hidden. Consecutive frames often have the same map. At most four frames are drawn, and
+    each has a different map.
 
     Args:
         clip: uint8 (T, 3, H, W).
-        values: (T, H, W), the heat map of each frame, in [0, 1]. It is higher where hiding the area lowers the logit
-            of fake more.
-        top: decrease of the logit that a value of 1 stands for.
+        values: (T, H, W), the heat map of each frame, in [0, 1].
+        top: the decrease of the logit where ``values`` is 1.
+
+    Returns:
+        A dict:
+
+        - ``frames``: tuples ``(number, plain, marked)``: number of the frame in the clip, counted from 1, and its
+          pictures without and with the heat map, as data URIs.
+        - ``num_frames``: T.
+        - ``top``: as given.
+        - ``color``: colour of a value of 1, as ``#RRGGBB``.
     """
     begins = np.flatnonzero((values[1:] != values[:-1]).any((1, 2))) + 1
     middles = (np.append(0, begins) + np.append(begins, len(values)) - 1) // 2

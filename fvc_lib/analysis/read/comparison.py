@@ -106,8 +106,8 @@ class JudgedRun:
     def detector(self) -> str:
         """A SHA-256 digest that identifies the detector. It is equal for runs that differ in their seeds alone.
 
-        A model, weights or crop may come from a file of the user, which may have changed since. The digest of its
-        content is therefore the one that the training recorded.
+        The code of the model, its weights and its crop may be files of the user. The digest covers the content that
+        these files had when the run was trained, because they may have changed since.
         """
         if is_ensemble(self.run.root):
             return sha256_of_json({**read_json_object(self.run.root / ENSEMBLE_RECORD), "name": ""})
@@ -287,10 +287,10 @@ def replicates_over_folds(
     """Return several metrics on all N videos and in each half-sample, a random half of the groups.
 
     Args:
-        videos: N rows with ``label group_id fold``. If a column ``target`` has several values, each metric is the mean
-            of its values on the single targets (corpora or generators).
+        videos: N rows with ``label group_id fold``. If there is a column ``target`` (corpus or generator) with several
+            values, each metric is computed on every target, and the mean is returned.
         scored: one tuple ``(metric, scores, thresholds)`` for each metric to compute. ``metric`` is a key of
-            ``METRICS``. Scores and thresholds have N values, in the order of ``videos``.
+            ``METRICS``. Scores and decision thresholds have N values, in the order of ``videos``.
         replicates: number of half-samples, which are the same for all metrics.
         seed: seed of the half-samples.
     """

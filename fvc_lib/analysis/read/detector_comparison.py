@@ -288,8 +288,12 @@ def left_out_table(comparison: DetectorComparison) -> pl.DataFrame:
 def weight_table(names: Sequence[str], rules: Sequence[FoldRule]) -> pl.DataFrame:
     """Return the rules by which an ensemble combines the scores of its detectors, one row per fold.
 
-    Columns are ``fold fitted_on in_groups``, one column with the weight of each detector, and ``intercept threshold``.
-    The rule was fitted on ``fitted_on`` videos in ``in_groups`` groups.
+    Columns:
+
+    - ``fold``: number of the fold.
+    - ``fitted_on`` and ``in_groups``: number of videos and of groups that the rule was fitted on.
+    - one column per detector: its weight.
+    - ``intercept`` and ``threshold`` of the rule.
 
     Args:
         names: names of the detectors, in the order of the weights.

@@ -433,10 +433,11 @@ def protocol_cautions(parameters: Mapping[str, object], results: pl.DataFrame, m
 
 
 def across_sources(results: pl.DataFrame) -> tuple[str, ...]:
-    """Return one sentence on scores within the corpus and across its sources, of the model and of metadata alone.
+    """Return one sentence that compares scores across sources with scores within the corpus.
 
     A score is across sources if no network was trained on videos of the source that it was tested on. It is the score
-    to expect on videos of new sources. Without such scores the tuple is empty. ``results`` holds rows of RESULTS.
+    to expect on videos of new sources. The sentence has the scores of the model and of the control that sees metadata
+    alone. Without scores across sources the tuple is empty. ``results`` holds rows of RESULTS.
     """
     within, across = (_with_metadata(results, scope) for scope in ("all", ACROSS_SOURCES))
     if not across:
@@ -449,9 +450,10 @@ def across_sources(results: pl.DataFrame) -> tuple[str, ...]:
 
 
 def within_pixels(results: pl.DataFrame) -> tuple[str, ...]:
-    """Return one sentence on the scores without the fakes that pixels cannot show; empty if the corpus has none.
+    """Return one sentence on the scores on the videos whose pixels can show whether they are fake.
 
-    Such fakes are real footage that is staged or out of context. ``results`` holds rows of RESULTS.
+    The other videos are left out: fakes that are real footage, staged or out of context. If the corpus has no such
+    fakes, the tuple is empty. ``results`` holds rows of RESULTS.
     """
     texts = _with_metadata(results, WITHIN_PIXELS)
     if not texts:
@@ -460,7 +462,11 @@ def within_pixels(results: pl.DataFrame) -> tuple[str, ...]:
 
 
 def _with_metadata(results: pl.DataFrame, scope: str) -> str:
-    """Return the scores of the model and of metadata alone in a scope of ``results``; empty if one is missing."""
+    """Return text with the scores of the model and of the control that sees metadata alone.
+
+    The text is empty if one of the two is missing. ``scope`` is a value of the column ``scope`` of ``results``, which
+    says which videos a result is about.
+    """
     rows = results.filter(scope=scope, metric=HEADLINE_METRIC)
     scores = {row[0]: Score(*row) for row in rows.select("source", "value", "low", "high").iter_rows()}
     texts = [scores[name].text for name in ("model", METADATA_ONLY) if name in scores]

@@ -417,8 +417,8 @@ def predictions_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
     """Return the predictions of other runs that differ from ``run`` in the seed alone, one frame per seed.
 
     Only runs of the same experiment that have results are searched. If several runs have the same seed, the latest is
-    used. The folds of the runs may differ. Their predictions still compare, because in each run no network scores a
-    group that it was trained on.
+    used. The folds of the runs may differ. The predictions can be compared nevertheless, because in each run no network
+    scores a group that it was trained on.
     """
     frames = {}
     parameters = {**NEUTRAL, **run_parameters(run)}

@@ -236,8 +236,8 @@ def run_names(runs: Sequence[RunPaths]) -> list[str]:
 def differing_parameters(parameters: Mapping[str, object], first: Mapping[str, object]) -> list[str]:
     """Return texts such as ``epochs 7``, one for each of ``parameters`` that has another value in ``first``.
 
-    ``first`` holds the parameters of the run to compare with. The parameters in ``_NO_MARKS`` are left out, because
-    they cannot change a result, or lists of runs show them elsewhere.
+    ``first`` holds the parameters of the run to compare with. Left out are parameters that cannot change a result, and
+    those that lists of runs show elsewhere, such as the corpus (``_NO_MARKS``).
     """
     names = [name for name in parameters if name not in _NO_MARKS and parameters[name] != first.get(name)]
     return [f"{name} {clean_text(parameters[name])}" for name in names]

@@ -51,7 +51,10 @@ _SLURM = {
 
 @dataclass(frozen=True)
 class CodeState:
-    """The version of the code: a commit, and a patch with the changes since that commit."""
+    """The version of the code: a commit, and a patch with the changes since that commit.
+
+    Without a git checkout, all fields have their defaults.
+    """
 
     commit: str | None = None  # full hash of HEAD; None outside a git checkout
     changed_since_commit: bool | None = None  # None outside a git checkout

@@ -75,7 +75,10 @@ class Terminal:
                 self._write("".join(f"{line}\n" for line in lines), 0)
 
     def _write(self, text: str, drawn: int) -> None:
-        """Erase the live lines on the screen and write ``text``, whose last ``drawn`` lines are the new live lines."""
+        """Erase the live lines on the screen, and write ``text`` in their place.
+
+        The last ``drawn`` lines of ``text`` are live lines, which the next call erases.
+        """
         up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
         erased, self._drawn = f"\r{up}\x1b[J" if self._drawn else "", drawn
         try:
@@ -198,9 +201,10 @@ class Runner:
         return bool(self._running)
 
     def _is_up_to_date(self, task: Task) -> bool:
-        """Return whether ``task`` can be skipped, because the stages before it wrote the same files as before.
+        """Return whether a task that has finished earlier is still up to date, after the stages before it ran again.
 
-        The decision is written into the task's status. If the task has to run again, its earlier files are moved away.
+        It is up to date if these stages wrote the same files as before. The decision is written into the task's status.
+        If the task has to run again, its earlier files are moved away.
         """
         now = fingerprint.fingerprint_of(task, self.notebooks[task.stage.name], self.run, self.config)
         stage = read_status(self.run).stage(task.key)

@@ -27,7 +27,12 @@ _ALONE_AFTER = 2  # deaths in a row
 
 @dataclass(frozen=True)
 class Shard:
-    """A share of a stage's files: share ``number``, counted from 0, of ``of`` shares."""
+    """One of several shares of a stage's files.
+
+    Attributes:
+        number: number of the share, from 0.
+        of: number of all shares.
+    """
 
     number: int
     of: int
@@ -58,7 +63,10 @@ class Shard:
 
 @dataclass
 class ShardRecord:
-    """The progress of one shard since its last start. Files are named by the paths that the workers get."""
+    """The progress of one shard (a share of a stage's files) since its last start, and the deaths of its processes.
+
+    Files are named by the paths that the workers get.
+    """
 
     state: Literal["running", "done", "stopped", "failed"] = "stopped"
     done: int = 0  # number of finished files
@@ -125,7 +133,10 @@ class ShardAtWork:
             self._write()
 
     def end(self, state: Literal["done", "stopped", "failed"]) -> None:
-        """Record how the work on the shard ended. After ``done``, deaths and suspicious files are forgotten."""
+        """Record how the work on the shard ended.
+
+        ``done`` also resets the number of deaths, and the list of files to process one at a time.
+        """
         self._now.state, self._now.in_hand = state, []
         if state == "done":
             self._now.deaths, self._now.alone, self._now.done = 0, [], self._now.total

@@ -35,7 +35,7 @@ STATE_OF_EXIT: dict[int, RunState] = {75: "requeue", 130: "interrupted", 143: "i
 
 
 class StageError(BaseModel):
-    """The exception that ended a task."""
+    """The exception that ended a task: its class name and message, the cell that raised it, and its exit code."""
 
     name: str
     message: str
@@ -44,7 +44,10 @@ class StageError(BaseModel):
 
 
 class StageStatus(BaseModel):
-    """The state of one task's last attempt. Times are UTC; durations come from a monotonic clock."""
+    """The state of one task's last attempt: when it ran, how far it came, and how it ended.
+
+    Times are UTC. Durations come from a monotonic clock.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -67,7 +70,10 @@ class StageStatus(BaseModel):
 
 
 class RunStatus(BaseModel):
-    """The state of a run. For a run that several jobs share, ``follow_tasks`` computes the state from the tasks."""
+    """The content of ``status.json``: the state of a run and of its tasks.
+
+    For a run that several jobs share, ``follow_tasks`` computes the run's state from its tasks.
+    """
 
     model_config = ConfigDict(extra="ignore")
 

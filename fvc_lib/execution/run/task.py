@@ -122,9 +122,9 @@ class KernelWatch:
     Attributes:
         pid: process id of the kernel; None before ``start``.
         rss_bytes: the last measurement, the sum over the process and its children.
-        peak_rss_bytes: the largest ``rss_bytes`` so far. The operating system also records the peak of the kernel's
-            process alone (VmHWM on Linux); if that is larger, it counts. So short peaks between two measurements are
-            not missed in that process.
+        peak_rss_bytes: the largest ``rss_bytes`` so far, or the peak of the kernel's process alone if that is larger.
+            The operating system records the latter (VmHWM on Linux), so it includes short peaks between two
+            measurements.
     """
 
     def __init__(self) -> None:

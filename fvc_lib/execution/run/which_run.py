@@ -41,7 +41,7 @@ Change = tuple[object, object]
 
 @dataclass(frozen=True)
 class GivenValues:
-    """The parameters that a command was given."""
+    """The parameters that a command was given: the names that were set, and the resulting values of all parameters."""
 
     names: frozenset[str]  # all names that were set, in the environment, in a params file or on the command line
     written: frozenset[str]  # names set on the command line, or in a params file and not in the environment

@@ -75,16 +75,19 @@ class ImagePredictor(OneNetwork):
             raise DataError(f"{str(path)!r}: is not what a training writes ({why}). {trained.remedy}") from error
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write the labels and the table of the run's files to ``folder``.
+        """Write the labels and the table of the run's files to ``folder``, and return an empty dict.
 
-        Returns an empty section for ``bundle.json``.
+        The dict is the task's section of ``bundle.json``.
         """
         write_json(folder / LABELS, self.parts)
         return super().write(folder)
 
     @property
     def decode_hash(self) -> str:
-        """The hex SHA-256 of Pillow's version and of the code that decodes pictures."""
+        """The hex SHA-256 of Pillow's version and of the code that decodes pictures.
+
+        Where it differs from the training's, answers may differ too.
+        """
         return sha256_of_json([PIL.__version__, code_hash(_DECODER)])
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:

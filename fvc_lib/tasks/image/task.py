@@ -251,7 +251,8 @@ def _placed(length: int, crop: int, side: int, draw: float) -> slice:
     Args:
         length: length of the picture along the axis, in pixels.
         crop: length of the crop in pixels.
-        side: side of the largest centred square of the picture, in pixels. A crop that is not longer lies inside it.
+        side: side of the largest centred square of the picture, in pixels. A crop of at most this length lies inside
+            the square.
         draw: random number in [0, 1) that chooses among the allowed positions.
     """
     crop = max(1, min(length, crop))

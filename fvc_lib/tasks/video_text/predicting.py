@@ -74,9 +74,9 @@ class VideoTextPredictor(OneNetwork):
         return cls(trained, TextTokenizer.load(folder / TOKENIZER), texts)
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write tokenizer, texts and the table of the run's files to ``folder``.
+        """Write tokenizer, texts and the table of the run's files to ``folder``, and return an empty dict.
 
-        Returns an empty section for ``bundle.json``.
+        The dict is the task's section of ``bundle.json``.
         """
         self._tokenizer.save(folder / TOKENIZER)
         write_table(pl.DataFrame({"text": self._texts}), KNOWN_TEXTS, folder / _TEXTS)
@@ -84,7 +84,10 @@ class VideoTextPredictor(OneNetwork):
 
     @property
     def decode_hash(self) -> str:
-        """The hex SHA-256 of the code and the library that decode videos, as the clip store computes it."""
+        """The hex SHA-256 of the code and the library that decode videos, as the clip store computes it.
+
+        Where it differs from the training's, answers may differ too.
+        """
         return ClipStore.of(self.config).decode_hash
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:

@@ -65,13 +65,13 @@ def video_text_results(
 
 
 def chance_of_ranks(num_candidates: int, num_positives: int) -> FloatArray:
-    """Return the probabilities of the rank that the best right candidate has in a random order, float64 (M,).
+    """Return the probability of each rank of the first right candidate in a random order, float64 (M,).
 
-    Entry k - 1 is the probability of rank k.
+    Entry k - 1 is the probability that the first right candidate has rank k.
 
     Args:
         num_candidates: M, the number of all candidates.
-        num_positives: number of right candidates.
+        num_positives: number of right candidates, those that belong to the query.
     """
     before = np.arange(num_candidates, dtype=np.float64)
     left = num_candidates - before

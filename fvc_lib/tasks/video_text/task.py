@@ -68,7 +68,7 @@ class VideoTextDataset:
 
     @property
     def stream(self) -> Stream | None:
-        """The shard of every sample and its position there; None if any clip can be read directly.
+        """The shard of every sample and its position in the shard; None if clips can be read in any order.
 
         A shard is a file with many clips, which is read from its beginning to its end.
         """

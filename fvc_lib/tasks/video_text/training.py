@@ -107,9 +107,10 @@ def make_clips(
 
 
 def _clips_of(store: ClipStore, pairs: pl.DataFrame, missing: Sequence[str]) -> pl.DataFrame:
-    """Return a table AUGMENTED with the original clips, one row per video that is not in ``missing``.
+    """Return the clips of the videos of ``pairs`` as rows of AUGMENTED, the form that clip sources read.
 
-    The columns that this task does not need, such as the label, are empty.
+    There is one row per video, for its clip without augmentation. Videos in ``missing`` are left out. The columns that
+    this task does not need, such as the label, are empty.
     """
     videos = pairs.select("video_id").unique().sort("video_id").filter(~pl.col("video_id").is_in(missing))
     return videos.with_columns(
