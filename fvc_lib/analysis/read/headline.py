@@ -388,7 +388,10 @@ def interval_cautions(value: float | None, low: float | None, high: float | None
 
 
 def untested_classes(run: RunPaths) -> list[str]:
-    """Return one sentence that names the classes without a test image, in a list. Empty if every class has one."""
+    """Return a list with one sentence, which names the classes without a test image.
+
+    The list is empty if every class has a test image.
+    """
     images = read_tables([(path_to_text(run.run_id), run.images)], IMAGES).frame.drop_nulls("class_label")
     tested = set(images.filter(part="test")["class_label"])
     untested = sorted(set(images["class_label"]) - tested)

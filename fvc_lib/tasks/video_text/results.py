@@ -81,10 +81,10 @@ def chance_of_ranks(num_candidates: int, num_positives: int) -> FloatArray:
 
 
 def chance_metrics(num_candidates: IntArray, num_positives: IntArray, ks: Sequence[int]) -> dict[str, float]:
-    """Return the expected metrics of a random ranking, by name: ``recall@k``, ``mrr``, ``ndcg`` and two ranks.
+    """Return the expected metrics of a random ranking, as a dict from name to value.
 
-    ``median_rank`` is the median, and ``mean_rank`` the mean, of the rank of the best right candidate over all queries
-    and random orders.
+    The names are ``recall@k``, ``mrr``, ``ndcg``, ``median_rank`` and ``mean_rank``. The last two are median and mean,
+    over all queries and random orders, of the rank of the first right candidate.
 
     Args:
         num_candidates: int64 (Q,), number of candidates of each query.

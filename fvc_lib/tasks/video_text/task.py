@@ -113,8 +113,8 @@ def text_tensors(
 class VideoTextOutputs(SampleColumns):
     """Collect the outputs for all pairs of a video and a text, and compute metrics of them.
 
-    Collected are the indices of video and text, and what the network returns of embeddings, losses and written
-    captions.
+    It keeps the indices of video and text, and those of embeddings, losses and written captions that the network
+    returns.
     """
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
