@@ -5,9 +5,11 @@ Every number stands next to FVC's metadata control on the same videos, with the 
 each seed; a cell shows the mean over seeds, the interval over groups of the first seed, and the range of the seeds.
 
     python -m benchmarks.strength media/clips/manifest.csv media/labelled --source-column collection
-        [--models probe:efficientnet_lite0,forensic_svm] [--seeds 4] [--without overlay=yes] [--json FILE]
+        [--models probe:efficientnet_lite0,forensic_svm] [--seeds 4] [--without overlay=yes] [-p crop face]
+        [--json FILE]
 
 Sources are the values of ``--source-column``, a column of the manifest. ``--without COLUMN=VALUE`` leaves videos out.
+``-p NAME VALUE`` sets a parameter of runs.
 """
 
 from __future__ import annotations
@@ -163,6 +165,7 @@ def main() -> None:
     parser.add_argument("--source-column", default="corpus", help="column of the manifest that names sources")
     parser.add_argument("--without", action="append", default=[], metavar="COLUMN=VALUE", help="videos to leave out")
     parser.add_argument("--seeds", type=int, default=4, help="number of seeds of the folds (default: 4)")
+    parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="parameter of runs")
     parser.add_argument("--json", type=Path, help="file for all numbers")
     args = parser.parse_args()
     without = [tuple(text.split("=", 1)) for text in args.without]
@@ -170,7 +173,7 @@ def main() -> None:
     print("| model | trial | videos, groups | AUC [interval], seeds | metadata | difference, paired |")
     print("|---|---|---|---|---|---|")
     for model in args.models.split(","):
-        config = RunConfig(model=model, source_column=args.source_column, num_folds=NUM_FOLDS)
+        config = RunConfig(model=model, source_column=args.source_column, num_folds=NUM_FOLDS, **dict(args.p))
         corpora = [read_corpus(path, config, without) for path in args.corpora]
         found[model] = rows_of(config, corpora, args.seeds)
         for name, row in found[model].items():
