@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fvc_lib import CHECKOUT, load_detector
+from fvc_lib import CHECKOUT
 from fvc_lib.analysis.mlflow import (
     TrackingError,
     connected,
@@ -29,7 +29,7 @@ from fvc_lib.analysis.mlflow import (
 )
 from fvc_lib.command_line.commands import export_when_asked, run_content
 from fvc_lib.command_line.main import main
-from fvc_lib.command_line.models import find_model
+from fvc_lib.command_line.models import find_model, load_detector
 from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError
