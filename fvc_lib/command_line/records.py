@@ -166,6 +166,8 @@ def prepare_folder(folder: Path, name: str, files: Sequence[str]) -> None:
 )  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for all of it; else runs/audits/NAME_TIME_HASH.")
 @click.option("--label-map", metavar="PAIRS", help="What labels other than real and fake mean: 1=fake,0=real.")
+@click.option("--columns", metavar="PAIRS", help="Columns with other headers: video=clip,label=target,group=subject.")
+@click.option("--where", multiple=True, metavar="COLUMN=VALUE", help="Only rows with this value. Repeatable.")
 @click.option("--allow-outside", is_flag=True, help="Take files that the corpus lists outside its folder, as runs do.")
 @click.option("--detectors", metavar="NAMES", help="Only these, with commas between them; else all in the table.")
 @click.option("--higher-is-real", is_flag=True, help="The scores are higher for reals; their sign is changed.")
@@ -192,6 +194,8 @@ def audit(
     corpus: Path | None,
     out: Path | None,
     label_map: str | None,
+    columns: str | None,
+    where: tuple[str, ...],
     allow_outside: bool,
     detectors: str | None,
     higher_is_real: bool,
@@ -205,8 +209,11 @@ def audit(
 
     \b
     video,label,group,generator,score              one detector
-    video,label,group,generator,det_a,det_b        a column per detector; a cell may be empty
+    video,label,group,generator,score_a,score_b    a column per detector; a cell may be empty
     video,label,detector,score                     a row per video and detector
+
+    Scores are columns named prob... or score... (or ..._prob, ..._score), else columns of numbers in [0, 1]. Others are
+    listed and not read; --detectors reads them.
 
     'video' is an id or a path. Labels are real and fake. Videos with the same 'group' belong together, for example
     because they show the same scene. The columns group, generator, real_source and corpus may be missing; the audit
@@ -216,6 +223,7 @@ def audit(
     python run_notebooks.py audit scores.csv
     python run_notebooks.py audit scores.csv --corpus ~/videos --operating-point fpr=0.01
     python run_notebooks.py audit vendor.tsv --label-map 1=fake,0=real --out audit_of_vendor
+    python run_notebooks.py audit matrix.csv.gz --where modality=video --columns video=clip,label=truth
 
     The command writes audit.html (opens offline), tables as CSV, and the executed notebook 40_score_audit.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
@@ -227,10 +235,17 @@ def audit(
     meaning = split_pairs(label_map or {})
     if not isinstance(meaning, dict) or not set(meaning.values()) <= {"real", "fake"}:
         raise UsageError(f"--label-map: got {label_map!r}, wanted such as 1=fake,0=real.")
+    pairs = [text.partition("=") for text in where]
+    if not all(column and value for column, _, value in pairs):
+        raise UsageError(f"--where: got {' '.join(where)!r}, wanted COLUMN=VALUE such as modality=video.")
+    selected: dict[str, Any] = {
+        "label_map": dict(meaning),
+        "columns": split_pairs(columns or {}),
+        "where": {column: value for column, _, value in pairs},
+        "higher_is_real": higher_is_real,
+    }
     names = list(split_names(detectors or ""))
-    read = read_score_table(  # the notebook would refuse the table later
-        table, label_map=meaning, detectors=names, higher_is_real=higher_is_real
-    )
+    read = read_score_table(table, detectors=names, **selected)  # the notebook would refuse the table later
     num_fakes = int((read.videos["label"] == "fake").sum())
     click.echo(
         f"{table.name}: {read.videos.height:,} videos ({read.videos.height - num_fakes:,} real, {num_fakes:,} fake), "
@@ -242,9 +257,8 @@ def audit(
         "score_table": str(table.absolute()),
         "corpus": "" if corpus is None else str(corpus.expanduser().absolute()),
         "which_detectors": names,
-        "label_map": dict(meaning),
+        **selected,
         "allow_outside": allow_outside,
-        "higher_is_real": higher_is_real,
         "decide_at": decide_at,
         "bootstrap_replicates": replicates,
         "confidence": confidence,

@@ -4,6 +4,7 @@ The detectors may be other people's. A fact is anything that a table states abou
 label, leakage group (videos of the same source) or generator.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,7 +17,7 @@ from fvc_lib.corpus.copies.groups import GroupMember, join_groups
 from fvc_lib.corpus.corpus_files import counts_text, some_of, videos_of
 from fvc_lib.corpus.index import build_index, used_for
 from fvc_lib.corpus.label_table import GROUP_COLUMNS, MISSING, LabelTable, read_label_table
-from fvc_lib.corpus.listing import label_map_hint
+from fvc_lib.corpus.listing import label_map_hint, truths
 from fvc_lib.services.atomic_files import AnyPath, escape_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean
@@ -36,7 +37,8 @@ _NO_SCORES = (
     "year age is_fake is_real target y y_true label_id class_id index frame_count"
 )
 ONE_DETECTOR = "score"  # name of the only detector if the table does not name it
-_PREFIX = "score_"
+_NAMED = re.compile("^(prob|score)|_(prob|score)$", re.IGNORECASE)  # names of columns that hold scores
+_AFFIX = re.compile("^(prob|score)_|_(prob|score)$", re.IGNORECASE)  # what a detector's name leaves out of them
 _NUMBER = pl.col("text").cast(pl.Float64, strict=False)
 
 
@@ -60,6 +62,8 @@ def read_score_table(
     label_map: Mapping[str, str] | None = None,
     detectors: Sequence[str] = (),
     higher_is_real: bool = False,
+    columns: Mapping[str, str] | None = None,
+    where: Mapping[str, str] | None = None,
 ) -> ScoreTable:
     """Read and check a table of scores.
 
@@ -73,21 +77,26 @@ def read_score_table(
         detectors: names of the detectors or columns to read; empty: all.
         higher_is_real: set this if higher scores mean real. Scores become 1 - score if all scores of a detector are
             from 0 to 1, else -score.
+        columns: maps names that the table should have to the columns that it has, such as ``{"label": "target"}``.
+        where: values by column; only the rows with all these values are read. Empty: all rows.
 
     Raises:
-        UsageError: the table does not exist, a column is missing, or ``detectors`` has an unknown name.
+        UsageError: the table does not exist, a column is missing, no row has a value of ``where``, or ``detectors`` has
+            an unknown name.
         DataError: a score is no finite number, a video has two labels or two scores of the same detector, or not both
             labels, real and fake, occur. The message names the row.
     """
     table, notes = read_label_table(path), list[str]()
+    table = table.renamed(columns or {}, [*chain(*_COLUMNS.values()), "detector", ONE_DETECTOR])
     name, columns_of = table.name, _columns(table)
     no_text = pl.lit(None, pl.String)
     facts = {f"fact {fact}": pl.coalesce(*columns, no_text) for fact, columns in columns_of.items()}
-    cells = _cells(table).with_columns(**facts)
+    cells = _where(name, _cells(table), where or {}, notes).with_columns(**facts)
     plain_path = pl.col("fact video_id").str.replace_all("\\", "/", literal=True).map_elements(normpath, pl.String)
     cells = cells.with_columns(video_id=plain_path, word=pl.col("fact label").fill_null("").str.to_lowercase())
     _refuse(name, cells.filter(pl.col("video_id").is_null()), "its cell of the video is empty. Name it")
-    cells = _labelled(name, cells, label_map or {}, notes)
+    cells = _labelled(name, cells, {**truths(table.label_column), **(label_map or {})}, notes)
+    cells = _sources_of_reals(cells, notes)
     no_scores = {*_NO_SCORES.split(), *chain(*columns_of.values())}
     others = [each for each in table.columns if each and no_scores.isdisjoint((each, each.lower()))]
     scores = _scores(table, cells, others, detectors, notes).with_columns(score=_NUMBER)
@@ -141,6 +150,38 @@ def _cells(table: LabelTable) -> pl.DataFrame:
     return frame.select(pl.when(~is_missing).then(cell)).with_row_index("row", offset=1)
 
 
+def _where(name: str, cells: pl.DataFrame, where: Mapping[str, str], notes: list[str]) -> pl.DataFrame:
+    """Return the rows that have the values of ``where`` in its columns; ``notes`` receives a sentence with the count.
+
+    Raises:
+        UsageError: there is no such column or value.
+    """
+    left = cells
+    for column, value in where.items():
+        if column not in cells.columns:
+            near = did_you_mean(column, cells.columns)
+            raise UsageError(f"{name}: no column {column!r} for --where; found {some_of(cells.columns[1:])}.{near}")
+        values = left[column].drop_nulls()
+        left = left.filter(pl.col(column) == value)
+        if left.is_empty():
+            raise UsageError(f"{name}: no row with {column}={value}; the column has {counts_text(values)}.")
+    if where:
+        wanted = ", ".join(map("=".join, where.items()))
+        notes.append(f"{left.height:,} of {cells.height:,} rows are read: {wanted}.")
+    return left
+
+
+def _sources_of_reals(cells: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
+    """Return ``cells`` with the generator of each real as its source: tables name there where a video is from."""
+    is_real = pl.col("label") == "real"
+    stated = pl.when(is_real).then("fact generator")
+    if num_stated := cells.select(stated.count()).item():
+        notes.append(f"The generator of {num_stated:,} reals is read as their source.")
+    fakes = pl.when(~is_real).then("fact generator")
+    source = pl.coalesce("fact real_source", stated)
+    return cells.with_columns(source.alias("fact real_source"), fakes.alias("fact generator"))
+
+
 def _columns(table: LabelTable) -> dict[str, list[str]]:
     """Map every known fact (such as ``video_id``, ``label`` or ``group_id``) to its columns in the table.
 
@@ -156,7 +197,10 @@ def _columns(table: LabelTable) -> dict[str, list[str]]:
         if not found[fact]:
             wanted = _COLUMNS[fact][0]
             near = did_you_mean(wanted, table.columns)
-            raise UsageError(f"{table.name}: wanted a column {wanted!r}, found {some_of(table.columns)}.{near}")
+            remedy = f"Say which it is: --columns {wanted}=NAME."
+            raise UsageError(
+                f"{table.name}: wanted a column {wanted!r}, found {some_of(table.columns)}.{near} {remedy}"
+            )
     return found
 
 
@@ -235,8 +279,9 @@ def _scores(
 def _score_columns(cells: pl.DataFrame, columns: Sequence[str]) -> dict[str, str]:
     """Map the name of each detector to its column, in a table with one column per detector.
 
-    The column ``score`` is preferred. Without it, columns that begin with ``score_`` are used. Without those, all
-    columns of numbers are used that are neither constant nor equal to the label.
+    The column ``score`` is preferred. Without it, columns of numbers are used that are named ``prob...``, ``score...``,
+    ``..._prob`` or ``..._score``. Without those, columns of numbers in [0, 1] are used that are neither constant nor
+    equal to the label.
 
     Args:
         cells: rows of the table with the column ``label``.
@@ -244,16 +289,19 @@ def _score_columns(cells: pl.DataFrame, columns: Sequence[str]) -> dict[str, str
     """
     if only := [column for column in columns if column.lower() == ONE_DETECTOR]:
         return {ONE_DETECTOR: only[0]}
-    prefixed = {column[len(_PREFIX) :]: column for column in columns if column.lower().startswith(_PREFIX)}
-    if prefixed:
-        return prefixed
-    found, is_fake = {}, (pl.col("label") == "fake").cast(pl.Float64)
+    named, others, is_fake = list[str](), {}, (pl.col("label") == "fake").cast(pl.Float64)
     for column in columns:
         numbers = cells.select(is_fake.alias("is_fake"), text=column).with_columns(number=_NUMBER).drop_nulls("number")
         labels, number = numbers["is_fake"], numbers["number"]
-        if number.n_unique() > 1 and not (number == labels).all() and not (number == 1 - labels).all():
-            found[column] = column
-    return found
+        if number.is_empty():
+            continue
+        if _NAMED.search(column):
+            named.append(column)
+        is_label = (number == labels).all() or (number == 1 - labels).all()
+        if number.is_between(0, 1).all() and number.n_unique() > 1 and not is_label:
+            others[column] = column
+    short = {_AFFIX.sub("", column): column for column in named}
+    return short if len(short) == len(named) > 0 else {column: column for column in named} or others
 
 
 def _join_frames(name: str, cells: pl.DataFrame, notes: list[str]) -> pl.DataFrame:

@@ -141,6 +141,7 @@ STAGE_PARAMETERS = {
     "score_table": "table of scores: video, label, and score or a column per detector",
     "which_detectors": "names of the detectors to audit; empty: all in the table",
     "higher_is_real": "whether the table's scores are higher for reals",
+    "where": "values by column; only rows of the table with these values are read",
     "decide_at": "best, fpr=0.01, cost=5:1 or threshold=0.5",
     "asked_videos": "files, folders, or tables with a column path, to be judged",
     "error_rate": "share of reals that may be called fake, and of fakes real",

@@ -120,22 +120,49 @@ def test_thresholds_are_judged_on_the_half_that_did_not_choose_them(audit):
 
 def test_who_leaves_out_videos_is_not_put_first_and_no_winner(planted, tmp_path):
     videos, scores = planted
-    hard = videos["generator"].fill_null("") == "hard"
-    table = scores.select(weak="weak", picky=pl.when(~hard).then(pl.col("weak") - 0.1 * (pl.int_range(480) % 2)))
+    hard = (videos["generator"].fill_null("") == "hard") & (pl.int_range(480, eager=True) % 3 == 0)
+    table = scores.select(weak="weak", picky=pl.when(~hard).then(pl.col("weak") - 0.05 * (pl.int_range(480) % 2)))
     found = numbers.audit_scores(videos, table, HOW)
     assert found.interval("picky")[0] > found.interval("weak")[0]
-    assert found.detectors == ("weak", "picky")
+    assert (found.detectors, found.apart) == (("weak", "picky"), ())
     assert found.of_coverage("picky", "auc_if_wrong") < found.interval("weak")[0]
     limits = findings.cautions(found, has_groups=False, notes=["A note."])
-    assert any("picky did not answer 120 of 480" in line for line in limits)
-    assert f"the {480 - 120} of 480 videos" in findings.answer(found)[0]
+    assert any("picky 40 (" in line for line in limits)
+    assert f"the {480 - 40} of 480 videos" in findings.answer(found)[0]
     assert any("each video is taken for a group of its own" in line for line in limits)
     findings.write_tables(found, tmp_path, limits)
-    assert (tmp_path / findings.ANSWER).read_text().splitlines() == [*findings.answer(found), "", *limits]
-    table = scores.select(weak="weak", shy=pl.when(pl.int_range(480) % 3 == 0).then("strong"))
+    lines = (tmp_path / findings.ANSWER).read_text().splitlines()
+    assert lines == [*findings.answer(found), "", *findings.table_lines(found), "", *limits]
+    noise = pl.Series(np.random.default_rng(3).normal(0, 2.5, 480))
+    table = scores.select(bold=pl.col("strong") + noise, shy=pl.when(pl.int_range(480) % 12 > 0).then("strong"))
     found = numbers.audit_scores(videos, table, HOW)
     assert (found.detectors[0], found.differences["is_shown"].item()) == ("shy", True)
-    assert "left 320 videos unanswered: call it no winner" in findings.answer(found)[1]
+    assert "left 40 videos unanswered: call it no winner" in findings.answer(found)[1]
+
+
+def test_who_answers_few_videos_stands_apart_and_cuts_no_comparison(planted):
+    videos, scores = planted
+    few = pl.when(pl.int_range(480) % 3 == 0).then("strong")
+    one_label = pl.when(pl.Series(videos["label"] == "real")).then("weak")
+    table = scores.select("weak", "same", few=few, blind=one_label, stuck=pl.lit(0.5))
+    found = numbers.audit_scores(videos, table, HOW)
+    assert (found.apart, found.num_common) == (("few", "blind"), 432)
+    assert found.detectors[-2:] == ("few", "blind"), "a high number on few videos wins nothing"
+    labels, both = (videos["label"] == "fake").to_numpy(), scores["same"].is_not_null().to_numpy()
+    wanted = sklearn.metrics.roc_auc_score(labels[both], scores["weak"].to_numpy()[both])
+    assert found.compared("weak")[0] == pytest.approx(wanted, abs=1e-12)
+    assert found.compared("few") == found.interval("few")
+    assert set(found.differences["first"]) | set(found.differences["second"]) == {"weak", "same", "stuck"}
+    _, *rows = findings.table_lines(found)
+    assert [row.split()[0] for row in rows] == list(found.detectors)
+    assert all(word in rows[-2] for word in ("33.3%", f"{found.interval('few')[0]:.3f}"))
+    assert "2 detectors answered less than 90%" in " ".join(findings.answer(found))
+    assert "few (apart)" in str(figures.detectors_figure(found).to_dict())
+    alone = numbers.audit_scores(videos, table.select("weak", "few"), HOW)
+    assert (alone.detectors, alone.common.height) == (("weak", "few"), 0)
+    assert findings.answer(alone)[0].startswith("weak: ")
+    few_all = numbers.audit_scores(videos, scores.select(few=few, other=few + 1), HOW)
+    assert (few_all.apart, few_all.num_common) == ((), 160), "if none answers most, all are compared"
 
 
 def test_a_detector_that_reads_the_source_of_reals_is_caught_by_its_floor(planted, audit):

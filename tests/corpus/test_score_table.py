@@ -1,5 +1,6 @@
 """Tables of anyone's scores: what is read from them, and what is refused with its row and a remedy."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def table(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_a_column_per_detector_a_row_per_detector_and_parquet_are_the_same(table, tmp_path):
-    wide = read_score_table(table("video,label,group,A,B\nx,real,g,0.25,1\ny,fake,,0.5,\nz,fake,,1,2\n"))
+    wide = read_score_table(table("video,label,group,score_A,B_score\nx,real,g,0.25,1\ny,fake,,0.5,\nz,fake,,1,2\n"))
     rows = ["x,real,g,A,0.25", "y,fake,,A,0.5", "z,fake,,A,1", "x,real,g,B,1", "z,fake,,B,2"]
     long = read_score_table(table("\n".join(["video,label,group,detector,score", *rows]), "long.csv"))
     assert wide.scores.to_dict(as_series=False) == {"A": [0.25, 0.5, 1.0], "B": [1.0, None, 2.0]}
@@ -28,7 +29,9 @@ def test_a_column_per_detector_a_row_per_detector_and_parquet_are_the_same(table
     assert wide.videos["group_id"].to_list() == ["g", None, None]
     assert wide.has_groups
     columns = {"path": ["x", "y", "z"], "label": ["real", "fake", "fake"], "group": ["g", None, None]}
-    pl.DataFrame({**columns, "A": [0.25, 0.5, 1], "B": [1, None, 2]}).write_parquet(tmp_path / "t.parquet")
+    pl.DataFrame({**columns, "A": [0.25, 0.5, 1], "B": [1, None, 2]}).rename(
+        {"A": "prob_A", "B": "prob_B"}
+    ).write_parquet(tmp_path / "t.parquet")
     assert read_score_table(tmp_path / "t.parquet").scores.equals(wide.scores)
 
 
@@ -40,22 +43,46 @@ def test_labels_mean_what_the_map_says_and_others_are_counted(table):
 
 
 def test_columns_that_are_no_scores_are_left_alone_and_prefixed_ones_are_the_detectors(table):
-    found = read_score_table(table("video,label,note,num_frames,A\nx,real,hi,7,1\ny,fake,ho,8,2\n"))
+    found = read_score_table(table("video,label,note,num_frames,A\nx,real,hi,7,0.1\ny,fake,ho,8,1\n"))
     assert found.scores.columns == ["A"]
-    named = table("video,label,score_A,rank\nx,real,1,4\ny,fake,2,5\n")
+    named = table("video,label,score_A,rank,problem\nx,real,1,4,none\ny,fake,2,5,none\n")
     assert read_score_table(named).scores.columns == ["A"]
     assert read_score_table(named, detectors=["rank"]).scores["rank"].to_list() == [4, 5]
-    several = table("video,label,A,B,year,same,truth\nx,real,1,4,2020,1,0\ny,fake,2,3,2021,1,1\nz,fake,3,5,2022,1,1\n")
+    rows = ["x,real,0.1,4,0.5,2020,1,0", "y,fake,0.2,3,0,2021,1,1", "z,fake,0.3,5,1,2022,1,1"]
+    several = table("\n".join(["video,label,A,seconds,B,year,same,truth", *rows]))
     found = read_score_table(several)
     assert found.scores.columns == ["A", "B"]
-    assert found.notes[0].startswith("Read as scores: 'A', 'B'; not read: 'same', 'truth'")
+    assert found.notes[0].startswith("Read as scores: 'A', 'B'; not read: 'seconds', 'same', 'truth'")
     assert read_score_table(several, detectors=["year"]).scores["year"].to_list() == [2020, 2021, 2022]
     capital = table("video,label,Score,other,score_real\nx,real,1,4,0.9\ny,fake,2,5,0.1\n")
     assert read_score_table(capital).scores.to_dict(as_series=False) == {ONE_DETECTOR: [1, 2]}
+    alike = table("video,label,prob_A,A_score,lat_A\nx,real,1,4,0.9\ny,fake,2,5,0.1\n")
+    assert read_score_table(alike).scores.columns == ["prob_A", "A_score"]
+
+
+def test_a_matrix_of_several_modalities_is_read_by_its_rows_of_one_with_sources_of_reals(table, tmp_path):
+    header = "clip,kind,is_fake,generator,prob_a,lat_a,prob_b,lat_b,prob_of_sounds,fused_score"
+    rows = [
+        "v0,video,0,phone,0.1,0.2,0.5,0.3,,0.2",
+        "v1,video,1,gan,0.9,0.3,,0.1,,0.7",
+        "s0,sound,1,tts,0.2,1,,1,0.3,1",
+    ]
+    path = tmp_path / "matrix.csv.gz"
+    path.write_bytes(gzip.compress("\n".join([header, *rows]).encode()))
+    asked = {"columns": {"video": "clip", "label": "is_fake"}, "where": {"kind": "video"}}
+    found = read_score_table(path, **asked)
+    assert found.scores.to_dict(as_series=False) == {"a": [0.1, 0.9], "b": [0.5, None], "fused": [0.2, 0.7]}
+    facts = found.videos.select("label", "generator", "real_source").rows()
+    assert facts == [("real", None, "phone"), ("fake", "gan", None)]
+    assert found.notes[0] == "2 of 3 rows are read: kind=video."
+    assert all(name in found.notes[2].partition("not read")[2] for name in ("lat_a", "lat_b", "prob_of_sounds"))
+    for where, message in (({"kid": "video"}, "no column 'kid'.*Did you mean 'kind'"), ({"kind": "x"}, "2 x 'video'")):
+        with pytest.raises(UsageError, match=message):
+            read_score_table(path, **{**asked, "where": where})
 
 
 def test_scores_that_are_higher_for_reals_are_turned_round(table):
-    path = table("video,label,A,B\nx,real,0.75,5\ny,fake,0.25,2\n")
+    path = table("video,label,prob_A,prob_B\nx,real,0.75,5\ny,fake,0.25,2\n")
     found = read_score_table(path, higher_is_real=True)
     assert found.scores.to_dict(as_series=False) == {"A": [0.25, 0.75], "B": [-5.0, -2.0]}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.analysis.audit.numbers import Audit, ends_of
+from fvc_lib.analysis.audit.numbers import LEAST_ANSWERED, Audit, ends_of
 from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, Score, interval_cautions, what_to_do
 from fvc_lib.analysis.wording import count_text, interval_text, metric_name, number_text, source_name
 from fvc_lib.metrics.cross_validation import DECISION_METRICS, PROBABILITY_METRICS, RANKING_METRICS
@@ -36,7 +36,7 @@ def answer(audit: Audit) -> list[str]:
     - The floor is the ROC AUC with which the scores tell two sources of real videos apart.
     - A slice holds the videos with one value of a property, such as one generator.
     """
-    first, number = audit.detectors[0], len(audit.detectors)
+    first, number = audit.detectors[0], len(audit.detectors) - len(audit.apart)
     ends = audit.compared(first)
     if ends[0] is None:
         return [f"{first} answered videos of one label only, so nothing can be said."]
@@ -44,6 +44,9 @@ def answer(audit: Audit) -> list[str]:
     lines = [f"{first}: {text}."]
     if number > 1:
         lines = [f"{first} has the highest of {number} detectors: {text}.", _against_others(audit, first)]
+    if audit.apart:
+        left, names = count_text(len(audit.apart), "detector"), ", ".join(audit.apart)
+        lines.append(f"{left} answered less than {LEAST_ANSWERED:.0%} of the videos and cannot be compared: {names}.")
     lines.append(_against_controls(audit, first))
     return [*lines, *_floor(audit, first), *_worst_slice(audit, first), *_threshold(audit, first)]
 
@@ -68,7 +71,10 @@ def _against_others(audit: Audit, first: str) -> str:
         return "Detectors cannot be compared: they share no videos of both labels."
     ahead = pl.when(first=first).then(-pl.col("difference")).when(second=first).then("difference") > 0
     shown = audit.differences.filter("is_shown", ahead).height
-    others, on = len(audit.detectors) - 1, f"corrected for {count_text(audit.differences.height, 'pair')}"
+    others, on = (
+        len(audit.detectors) - len(audit.apart) - 1,
+        f"corrected for {count_text(audit.differences.height, 'pair')}",
+    )
     if shown < others:
         return f"It is shown to be better than {shown} of {count_text(others, 'other')} ({on}): call it no winner."
     unanswered = audit.num_videos - audit.of_coverage(first, "num_videos")
@@ -150,16 +156,18 @@ def cautions(audit: Audit, *, has_groups: bool, notes: Sequence[str] = ()) -> li
             "The table names no groups, so each video is taken for a group of its own. Where videos are copies or cuts "
             "of each other, the intervals are too narrow."
         )
-    for row in audit.coverage.filter(pl.col("num_videos") < audit.num_videos).iter_rows(named=True):
-        left = (
-            f"{row['detector']} did not answer {audit.num_videos - row['num_videos']:,} of {audit.num_videos:,} videos"
-        )
-        lines.append(f"{left}. If all of these were wrong, its {main} would be {number_text(row['auc_if_wrong'])}.")
+    compared = audit.coverage.filter(~pl.col("detector").is_in(audit.apart))
+    partly = compared.filter(pl.col("num_videos") < audit.num_videos)
+    if partly.height:
+        left = partly.select("detector", audit.num_videos - pl.col("num_videos"), "auc_if_wrong").rows()
+        each = ", ".join(f"{name} {number:,} ({number_text(value)})" for name, number, value in left)
+        lines.append(f"Videos without an answer, and the {main} if all of these were wrong: {each}.")
     for row in audit.numbers.filter(pl.col("high") < 0.5, metric=MAIN_METRIC).iter_rows(named=True):
         turned = f"{row['detector']} ranks reals above fakes ({number_text(row['value'])})"
         lines.append(f"{turned}. If its scores are higher for reals, say so: --higher-is-real.")
+    ranked = audit.numbers.filter(metric=MAIN_METRIC).drop_nulls("value")["detector"]
     measured = audit.numbers.filter(metric="brier_score")["detector"]
-    if without := [name for name in audit.detectors if name not in measured]:
+    if without := [name for name in ranked if name not in measured]:
         lines.append(f"Not in [0, 1], so without Brier score and calibration error: {', '.join(without)}.")
     reals = max(audit.coverage["num_real"])
     for metric, needed in _NEEDS_REALS.items():
@@ -175,6 +183,27 @@ def cautions(audit: Audit, *, has_groups: bool, notes: Sequence[str] = ()) -> li
 
 
 # --- Tables for people
+
+
+def table_lines(audit: Audit) -> list[str]:
+    """Return the table of all detectors as lines of aligned text, the header first; empty for a single detector.
+
+    Columns are the ROC AUC with its interval (``Audit.compared``), the share of the videos that were answered, and the
+    shares of reals and fakes that are called fake at the threshold of ``Settings.decides_at``.
+    """
+    point = audit.settings.decides_at
+    rows = [("detector", metric_name(MAIN_METRIC), "answered", "reals called fake", f"fakes found ({point})")]
+    for name in audit.detectors:
+        share = audit.of_coverage(name, "answered_share")
+        rates = audit.thresholds.filter("is_resolved", detector=name, point=point).select("fpr", "tpr")
+        fpr, tpr = (f"{rate:.1%}" for rate in rates.row(0)) if rates.height else ("-", "-")
+        value, *ends = audit.compared(name)
+        auc = "one label only" if value is None else interval_text(value, *ends)
+        rows.append((name, auc, f"{share:.1%}", fpr, tpr))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    return ["  ".join(cells).rstrip() for cells in padded] if len(audit.detectors) > 1 else []
+
 
 HEADINGS = {
     "auc": "ROC AUC", "common": "On the videos all answered", "floors": "Real-versus-real floor",
@@ -192,7 +221,7 @@ def main_table(audit: Audit) -> pl.DataFrame:
 
     - ``detector``: name of the detector.
     - ``auc``: ROC AUC on all videos that the detector scored, as text with its interval.
-    - ``common``: ROC AUC on the videos that all detectors scored.
+    - ``common``: ROC AUC on the videos that all compared detectors scored.
     - ``floors``: ROC AUC with which the scores tell two sources of real videos apart.
     - ``shuffled``: ROC AUC after labels were shuffled between groups.
     - ``above_controls``: "yes", "no" or "not shown". Controls are simple predictors.
@@ -236,13 +265,14 @@ def write_tables(audit: Audit, folder: Path, limits: Sequence[str] = ()) -> list
     Args:
         audit: the outcome of ``audit_scores``.
         folder: folder to write into, which is created if it is missing.
-        limits: sentences of ``cautions``. They are written below the answer in ``answer.txt``.
+        limits: sentences of ``cautions``. In ``answer.txt`` they follow the answer and the table of all detectors.
 
     Raises:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {ANSWER: "\n".join([*answer(audit), "", *limits, ""])}
+    table = table_lines(audit)
+    texts = {ANSWER: "\n".join([*answer(audit), "", *table, *[""] * bool(table), *limits, ""])}
     for name in _TABLES:
         frame: pl.DataFrame = getattr(audit, name)
         if frame.height:

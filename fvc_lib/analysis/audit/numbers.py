@@ -1,8 +1,9 @@
 """The numbers of an audit: metrics and controls of anyone's detectors, computed from a table of their scores.
 
-A detector answers a video by giving it a score. Each detector is judged on the videos that it answered. Detectors are
-compared on the videos that all of them answered. A group holds videos that belong together, such as copies and cuts of
-the same video. A half-sample is a random half of the groups, and all intervals come from half-samples.
+A detector answers a video by giving it a score. Each detector is judged on the videos that it answered. Detectors that
+answered nearly all videos are compared on those that all of them answered. A group holds videos that belong together,
+such as copies and cuts of the same video. A half-sample is a random half of the groups, and all intervals come from
+half-samples.
 """
 
 from collections import Counter, defaultdict
@@ -48,6 +49,7 @@ from fvc_lib.metrics.operating_points import (
 from fvc_lib.services.errors import UsageError
 
 FALSE_ALARM_RATES = ("fpr=0.05", "fpr=0.01", "fpr=0.001")
+LEAST_ANSWERED = 0.9  # share of the videos that a detector must answer to be compared with others
 SMALL_BELOW_GROUPS = 20
 NOT_KNOWN, ALL_OTHERS = "not known", "all others"
 _MOST_SLICES = 12
@@ -126,11 +128,13 @@ def _frame(rows: Sequence[Row], columns: str) -> pl.DataFrame:
 class Audit:
     """The outcome of ``audit_scores``.
 
-    Undefined numbers are null. ``low`` and ``high`` are the ends of an interval. The main metric is the ROC AUC. The
-    common videos are those that all detectors answered.
+    Undefined numbers are null. ``low`` and ``high`` are the ends of an interval. The main metric is the ROC AUC.
+    Detectors that answered at least 90 % of the videos are compared; the common videos are those that all of these
+    answered. If no detector did, all are compared.
 
     Attributes:
-        detectors: names of the detectors, the one with the highest main metric first.
+        detectors: names of the detectors, the one with the highest main metric first, and ``apart`` last.
+        apart: names of the detectors that answered too few videos to be compared, in the same order.
         numbers: all metrics of each detector on the videos that it answered.
         common: the main metric on the common videos. Empty if the detectors cannot be compared.
         controls: the main metric of each control (a simple predictor) and of each detector, on the same videos.
@@ -154,6 +158,7 @@ class Audit:
     """
 
     detectors: tuple[str, ...]
+    apart: tuple[str, ...]
     numbers: pl.DataFrame
     common: pl.DataFrame
     controls: pl.DataFrame
@@ -179,9 +184,8 @@ class Audit:
     def compared(self, detector: str) -> Ends:
         """Return ``(value, low, high)``, the ROC AUC of ``detector`` with its interval, for comparing detectors.
 
-        It is measured on the videos that all detectors answered, because a detector that skips hard videos would look
-        better. If the detectors cannot be compared, it is measured on the videos that ``detector`` answered. Undefined
-        numbers are None.
+        It is measured on the common videos, because a detector that skips hard videos would look better. If the
+        detector is not compared, it is measured on the videos that it answered. Undefined numbers are None.
         """
         return ends_of(self.common.filter(detector=detector)) or self.interval(detector)
 
@@ -295,22 +299,27 @@ def audit_scores(
         for kind, of_kind in _of_detector(videos, column, answered[name]).items():
             rows[kind] += [(name, *row) for row in of_kind]
         rows["coverage"].append((name, *_coverage(labels, column)))
-    common = table.part(~np.isnan(np.array(list(columns.values()))).any(axis=0))
-    is_compared = len(columns) > 1 and common.has_both_labels
+    least = LEAST_ANSWERED * labels.size
+    compared = {name: column for name, column in columns.items() if answered[name].labels.size >= least} or columns
+    common = table.part(~np.isnan(np.array(list(compared.values()))).any(axis=0))
+    is_compared = len(compared) > 1 and common.has_both_labels
     if is_compared:
-        drawn = common.drawn([(roc_auc, column[common.places]) for column in columns.values()])
-        intervals = zip(columns, intervals_of(drawn, how.confidence), strict=True)
+        drawn = common.drawn([(roc_auc, column[common.places]) for column in compared.values()])
+        intervals = zip(compared, intervals_of(drawn, how.confidence), strict=True)
         rows["common"] = [(name, *interval.row()[:3]) for name, interval in intervals]
-        rows["differences"] = list(_differences(list(columns), drawn, how))
-        rows["controls"] = list(_controls(controls, columns, common))
-    else:
-        for name, column in columns.items():
-            rows["controls"] += _controls(controls, {name: column}, answered[name])
+        rows["differences"] = list(_differences(list(compared), drawn, how))
+        rows["controls"] = list(_controls(controls, compared, common))
+    for name in columns:
+        if not (is_compared and name in compared):
+            rows["controls"] += _controls(controls, {name: columns[name]}, answered[name])
     frames = {name: _frame(rows[name], columns) for name, columns in _COLUMNS.items()}
-    main = frames["common"] if is_compared else frames["numbers"].filter(metric=MAIN_METRIC)
+    main = frames["numbers"].filter(metric=MAIN_METRIC).update(frames["common"], on="detector")
+    main = main.with_columns(is_apart=~pl.col("detector").is_in(list(compared)))
+    main = main.sort("is_apart", -pl.col("value"), nulls_last=True, maintain_order=True)
     frames["slices"] = frames["slices"].sort("auc", "slice_by", "value", nulls_last=True, maintain_order=True)
     return Audit(
-        detectors=tuple(main.sort("value", descending=True, nulls_last=True)["detector"]),
+        detectors=tuple(main["detector"]),
+        apart=tuple(main.filter("is_apart")["detector"]),
         **frames,
         num_common=common.labels.size,
         num_common_groups=common.num_groups,

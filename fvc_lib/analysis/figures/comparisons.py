@@ -150,7 +150,7 @@ def detectors_figure(audit: Audit) -> go.Figure:
     first = audit.detectors[0]
     rows = []
     for detector in audit.detectors:
-        tick = figure_text(theme.shortened(detector, 26))
+        tick = figure_text(theme.shortened(detector, 26)) + " (apart)" * (detector in audit.apart)
         rows.append(Row(tick, *audit.compared(detector), hollow=not audit.above_controls(detector)))
     controls = audit.controls.filter(detector=first).select("source", "value", "low", "high")
     for source, value, low, high in controls.iter_rows():
@@ -158,7 +158,7 @@ def detectors_figure(audit: Audit) -> go.Figure:
         rows.append(Row(tick, value, low, high, theme.CONTROL, source in DISHONEST_CONTROLS))
     counted = theme.in_groups(audit.num_videos, "video", audit.num_groups)
     if 0 < audit.num_common < audit.num_videos:
-        counted = f"n = the {audit.num_common:,} videos all answered"
+        counted = f"n = the {audit.num_common:,} videos that all but those apart answered"
     return theme.interval_chart(
         f"{_NAME} of {first}{', the highest' * (len(audit.detectors) > 1)}: {number_text(rows[0].value)}",
         f"{counted}; bars: {audit.settings.confidence:.0%} intervals over groups; grey: controls; hollow: not shown "
