@@ -197,8 +197,8 @@ def table_lines(audit: Audit) -> list[str]:
         share = audit.of_coverage(name, "answered_share")
         rates = audit.thresholds.filter("is_resolved", detector=name, point=point).select("fpr", "tpr")
         fpr, tpr = (f"{rate:.1%}" for rate in rates.row(0)) if rates.height else ("-", "-")
-        value, *ends = audit.compared(name)
-        auc = "one label only" if value is None else interval_text(value, *ends)
+        ends = audit.compared(name)
+        auc = "one label only" if ends[0] is None else interval_text(*ends)
         rows.append((name, auc, f"{share:.1%}", fpr, tpr))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
