@@ -35,11 +35,13 @@ class ClassicalModel:
             ``candidates``.
         logits: function that takes the fitted arrays and features float64 (N, F). It returns scores float64 (N,),
             positive for fake: log odds, or margins for the support vector machine.
+        per_frame: whether both functions take the features of all T frames, float64 (N, T, F).
     """
 
     candidates: tuple[Settings, ...]
     fit: Callable[[Values, Labels, Values, Settings], Arrays]
     logits: Callable[[Arrays, Values], Values]
+    per_frame: bool = False
 
 
 def fit_scaling(values: Values) -> Arrays:
@@ -322,7 +324,11 @@ def refuse_settings(config: RunConfig) -> None:
         "head": config.head,
     }
     if config.of_features == "embedding":
-        wrong |= {"tune": config.tune not in ("", "head"), "l2_normalise": config.l2_normalise}
+        per_frame = DETECTORS.get(config.model).estimator.per_frame
+        wrong |= {
+            "tune": config.tune not in ("", "head"), "l2_normalise": config.l2_normalise,
+            "clips_per_video": per_frame and config.clips_per_video > 1,
+        }  # fmt: skip
     else:
         wrong |= {
             "model_weights": config.model_weights, "crop": config.crop, "clips_per_video": config.clips_per_video > 1,

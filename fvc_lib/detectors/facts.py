@@ -56,16 +56,16 @@ class DetectorFacts:
     def text(self) -> str:
         """Return a text with all facts, one per line, and a command that uses the detector."""
         spec = self.spec
-        to_fetch = bool(spec.weights) and not spec.brings_weights
+        to_fetch, of_files = bool(spec.weights) and not spec.brings_weights, spec.of_features == "forensic"
         lines = {
             "paper": spec.paper,
             "code": spec.licence,
-            "clip": "" if spec.of_features else f"{spec.num_frames} frames of {spec.side} x {spec.side} pixels",
+            "clip": "" if of_files else f"{spec.num_frames} frames of {spec.side} x {spec.side} pixels",
             "sees": f"{spec.of_features} features of a video" if spec.of_features else "",
-            "sampled": "" if spec.of_features else f"{spec.frame_sampling}, {spec.frame_fit}",
+            "sampled": "" if of_files else f"{spec.frame_sampling}, {spec.frame_fit}",
             "normalisation": spec.normalisation,
-            "trained": spec.tune,
-            "head": spec.head if spec.build_trunk else "",
+            "trained": "" if spec.estimator else spec.tune,
+            "head": spec.head if spec.build_trunk and not spec.estimator else "",
             "size": f"{self.num_parameters:,} parameters, {self.gflops or 0:,.4g} GFLOPs per clip"
             if self.num_parameters
             else "",
@@ -89,11 +89,14 @@ def facts_of(name: str) -> DetectorFacts:
     Raises:
         UsageError: the name is unknown.
     """
-    spec = dict(DETECTORS.items())[name] if name in DETECTORS.names() else DETECTORS.get(name)
-    missing = tuple(package for package in spec.packages if importlib.util.find_spec(package) is None)
+    spec = dict(DETECTORS.items()).get(name) or DETECTORS.get(name)
+    missing = _missing(spec)
+    if spec.of_name is not None and not name.endswith(":NAME") and not missing:
+        spec = spec.of_name(name)
+        missing = _missing(spec)
     if missing:
         return DetectorFacts(spec, missing, None, None, f"not installed: {', '.join(missing)}. {REMEDY}.")
-    if spec.of_features or (spec.build is None and spec.build_trunk is None):
+    if spec.build is None and spec.build_trunk is None:
         return DetectorFacts(spec, (), None, None, "")  # no network, or a family such as timm:NAME
     with torch.device("meta"):
         options = TrunkOptions(spec.name, spec.num_frames, spec.side, pretrained=False)
@@ -111,6 +114,10 @@ def facts_of(name: str) -> DetectorFacts:
         except (NotImplementedError, RuntimeError, FvcError):  # its forward pass looks at values
             return DetectorFacts(spec, (), number, None, "", batch_norms)
     return DetectorFacts(spec, (), number, counter.get_total_flops() / 1e9, "", batch_norms)
+
+
+def _missing(spec: DetectorSpec) -> tuple[str, ...]:
+    return tuple(package for package in spec.packages if importlib.util.find_spec(package) is None)
 
 
 _TIMED_PASSES, _TIMED_SECONDS = 15, 6.0

@@ -10,7 +10,7 @@ settings. Frames are cropped to the middle square of the picture, because black 
 tell the model the aspect ratio.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -100,31 +100,78 @@ def _statistics(output: Tensor) -> Tensor:
 _PAPER = "G. Alain and Y. Bengio, Understanding intermediate layers using linear classifier probes, 2016"
 
 
-def _of_trunk(name: str) -> DetectorSpec:
-    spec = DETECTORS.get(name.partition(":")[2])
+def trunk_of(name: str, default: str = "") -> DetectorSpec:
+    """Return the declaration of the trunk in a name such as ``probe:TRUNK``, or of ``default`` if it names none.
+
+    Raises:
+        UsageError: there is no such network, or it has no trunk.
+    """
+    spec = DETECTORS.get(name.partition(":")[2] or default)
     if spec.build_trunk is None:
         raise UsageError(
             f"model {name!r}: {spec.name} has no trunk whose features could be used. Choose a published network: "
             "run_notebooks.py detectors lists them."
         )
-    build_trunk, on_frames = spec.build_trunk, spec.frame_sampling == "uniform"
+    return spec
+
+
+def on_trunk(trunk: DetectorSpec, wrap: Callable[[Any, TrunkOptions], Any], **fields: Any) -> DetectorSpec:
+    """Return the declaration of a model on the features of a frozen trunk.
+
+    Args:
+        trunk: declaration of the trunk.
+        wrap: function of the built trunk and the options it was built with; it returns the trunk to use.
+        fields: fields of ``DetectorSpec`` that replace those of the trunk.
+    """
+    build_trunk: Any = trunk.build_trunk
 
     def build(options: TrunkOptions) -> Any:
-        trunk = build_trunk(replace(options, name=spec.name))
+        return wrap(build_trunk(replace(options, name=trunk.name)), options)
+
+    return replace(trunk, build_trunk=build, of_name=None, of_features="embedding", tune="head", **fields)
+
+
+def published_on(recipe: DetectorSpec, trunk: DetectorSpec, wrap: Callable[[Any, TrunkOptions], Any]) -> DetectorSpec:
+    """Return the declaration of a published recipe, such as D3, on the features of a trunk on single frames.
+
+    Args:
+        recipe: citation, clips and estimator of the recipe.
+        trunk: declaration of the trunk; its side, normalisation and weights are used.
+        wrap: as for ``on_trunk``.
+    """
+    fields = {"name", "family", "bibtex", "licence", "num_frames", "frame_sampling", "frame_fit", "estimator"}
+    own = {field: getattr(recipe, field) for field in fields}
+    return on_trunk(trunk, wrap, paper=f"{recipe.paper}; {trunk.paper}", **own)
+
+
+def on_frames(trunk: Any, options: TrunkOptions) -> PictureTrunk:
+    """Return ``trunk`` if it computes the features of every frame, as recipes on the path of features over time need.
+
+    Raises:
+        UsageError: the trunk computes features of whole clips.
+    """
+    if isinstance(trunk, PictureTrunk):
+        return trunk
+    raise UsageError(
+        f"model {options.name!r}: wants a trunk on single frames, such as dinov2_small or efficientnet_lite0."
+    )
+
+
+def _of_trunk(name: str) -> DetectorSpec:
+    def staged(trunk: Any, options: TrunkOptions) -> Any:
         return StageTrunk(trunk, options.side) if isinstance(trunk, PictureTrunk) else trunk
 
-    return replace(
+    spec = trunk_of(name)
+    of_frames = spec.frame_sampling == "uniform"
+    return on_trunk(
         spec,
+        staged,
         name=name,
         family="probe",
         paper=f"{_PAPER}; {spec.paper}",
-        num_frames=_NUM_FRAMES if on_frames else spec.num_frames,
+        num_frames=_NUM_FRAMES if of_frames else spec.num_frames,
         frame_fit="crop" if spec.frame_fit == "letterbox" else spec.frame_fit,
         estimator=PROBE,
-        build_trunk=build,
-        of_name=None,
-        of_features="embedding",
-        tune="head",
     )
 
 
@@ -148,8 +195,9 @@ DETECTORS.register(
 
 def refuse_random_trunk(config: RunConfig) -> None:
     """Raise ``UsageError`` if the trunk would have random weights: none are given, and no package includes them."""
+    kind = config.model.partition(":")[0]
     if not config.model_weights and not DETECTORS.get(config.model).brings_weights:
         raise UsageError(
             f"model {config.model!r}: its trunk begins without weights, so its features say nothing. Add "
-            "-p model_weights FILE_OR_FOLDER, or use a trunk that brings its weights (efficientnet_lite0)."
+            f"-p model_weights FILE_OR_FOLDER, or use a trunk that brings its weights: {kind}:efficientnet_lite0."
         )

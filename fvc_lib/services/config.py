@@ -149,9 +149,9 @@ class RunConfig(BaseModel):
         0, "weights", "side in pixels of the square frames are fitted to; 0: the model's", _CLIPS,
         stages=(AUGMENTATION,), variable="FVC_FIXED_SIZE", ge=0, le=2048,
     )  # fmt: skip
-    frame_sampling: Annotated[str, matching(f"|{SAMPLING}", "uniform, or window:STRIDE such as window:4")] = field(
-        "", "weights", "uniform: frames spread over the video; window:STRIDE: neighbours; empty: the model's", _CLIPS,
-        neutral="", stages=(AUGMENTATION,),
+    frame_sampling: Annotated[str, matching(f"|{SAMPLING}", "uniform, window:STRIDE (window:4) or rate:R")] = field(
+        "", "weights", "uniform: over the video; window:STRIDE: neighbours; rate:R: R a second; empty: the model's",
+        _CLIPS, neutral="", stages=(AUGMENTATION,),
     )  # fmt: skip
     clips_per_video: int = field(
         1, "weights", "clips of one video: training draws one, test averages their logits", _VIDEO, neutral=1,

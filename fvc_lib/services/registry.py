@@ -292,7 +292,9 @@ def _import_file(path: Path) -> ModuleType:
 
 # Views: the rules that choose the frames of a clip, and the part of the picture that they show.
 
-SAMPLING, _FIT = r"uniform|window:([1-9][0-9]{0,3})", r"letterbox|crop(?::(0?\.[1-9][0-9]*))?"
+_NUMBER = r"[1-9][0-9]{0,3}(\.[0-9]+)?"
+SAMPLING = rf"uniform|window:{_NUMBER}|rate:{_NUMBER}"
+_FIT = r"letterbox|(crop|squash)(?::(0?\.[1-9][0-9]*))?"
 
 
 @dataclass(frozen=True)
@@ -300,11 +302,12 @@ class View:
     """The rule that cuts clips from a video: the choice of frames, the part of the picture, and the number of clips.
 
     Attributes:
-        sampling: ``uniform`` (frames spread evenly over the video) or ``window:STRIDE`` (every STRIDE-th frame of one
-            section of the video).
+        sampling: ``uniform`` (frames spread evenly over the video), ``window:STRIDE`` (every STRIDE-th frame of one
+            section of the video) or ``rate:R`` (R frames per second of one section of the video).
         fit: ``letterbox`` shows the whole picture with black bars. ``crop`` resizes the shorter side to the clip's
             side, and cuts out the middle square. ``crop:SHARE`` first resizes the shorter side to the clip's side /
-            SHARE, so that the square is smaller than the picture; 0.875 is usual.
+            SHARE, so that the square is smaller than the picture; 0.875 is usual. ``squash`` resizes the whole picture
+            to a square, whatever its shape; ``squash:SHARE`` first keeps the middle SHARE of the longer side.
         clips: number of clips per video.
         crop: name in ``CROPS`` of the function that finds the part of the picture to show; empty: ``fit`` is used.
         margin: the part that ``crop`` finds is enlarged by this share of its side.
@@ -321,21 +324,36 @@ class View:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(SAMPLING, self.sampling):
-            raise ValueError(f"sampling: got {self.sampling!r}, wanted uniform, or window:STRIDE such as window:4")
+            raise ValueError(f"sampling: got {self.sampling!r}, wanted uniform, window:STRIDE or rate:R, as window:4")
         if not re.fullmatch(_FIT, self.fit):
-            raise ValueError(f"fit: got {self.fit!r}, wanted letterbox, crop, or crop:SHARE such as crop:0.875")
+            raise ValueError(f"fit: got {self.fit!r}, wanted letterbox, crop, squash, or a SHARE such as crop:0.875")
 
     @property
-    def stride(self) -> int:
-        """Return the distance between consecutive frames of a clip, in frames of the video; 0 for ``uniform``."""
-        return int(self.sampling.partition(":")[2] or 0)
+    def rate(self) -> float:
+        """Return the number of frames per second of a clip; 0 if ``sampling`` is not ``rate:R``."""
+        kind, _, number = self.sampling.partition(":")
+        return float(number) if kind == "rate" else 0.0
+
+    @property
+    def stride(self) -> float:
+        """Return the distance between consecutive frames of a clip, in frames of the video; 0 for ``uniform``.
+
+        The stride of ``rate:R`` depends on the video (``video.decode.views.at_rate_of``); here it is 0, too.
+        """
+        kind, _, number = self.sampling.partition(":")
+        return float(number) if kind == "window" else 0.0
+
+    @property
+    def share(self) -> float:
+        """Return the SHARE in ``fit``; 1 if there is none."""
+        return float(self.fit.partition(":")[2] or 1)
 
     def resized(self, side: int) -> int:
-        """Return the length in pixels to which ``fit`` crop resizes the picture's shorter side.
+        """Return the length in pixels to which ``fit`` resizes the picture's shorter side.
 
-        A square with a side of ``side`` pixels is then cut out of the middle.
+        For ``crop``, a square with a side of ``side`` pixels is then cut out of the middle.
         """
-        return int(side / float(self.fit.partition(":")[2] or 1))
+        return int(side / self.share) if self.fit.startswith("crop") else side
 
 
 PLAIN_VIEW = View()  # the whole picture, in frames spread over the video
@@ -458,12 +476,16 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
     def declared_in(self, name: str) -> list[str]:
         """Return the dotted names of the modules that register ``name``.
 
-        The name of a probe, a classifier on the features of a frozen network (the trunk), is ``probe:TRUNK``. For a
-        probe the modules that register its trunk are added.
+        The name of a model on the features of a frozen network (the trunk) is ``probe:TRUNK``, ``d3:TRUNK`` or similar.
+        For such a name the modules that register the trunk are added.
         """
         ours = super().declared_in(name)
         trunk = name.partition(":")[2]
-        return [*ours, *super().declared_in(trunk)] if f"{self._folder}.probe" in ours else ours
+        return [*ours, *super().declared_in(trunk)] if trunk and self._take_features(ours) else ours
+
+    def _take_features(self, modules: list[str]) -> bool:
+        """Return whether one of ``modules`` registers models on features; no module is imported."""
+        return any("of_features=" in self._texts[module] for module in modules)
 
     def of_features(self, name: str) -> str:
         """Return the kind of features that the model ``name`` takes as input (``DetectorSpec.of_features``).
@@ -472,8 +494,7 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
         is not imported.
         """
         ours = self.declared_in(name)
-        on_features = {f"{self._folder}.classical", f"{self._folder}.probe"}
-        is_network = self.file_of(name) is not None or (ours and not on_features.intersection(ours))
+        is_network = self.file_of(name) is not None or (ours and not self._take_features(ours))
         return "" if is_network else self.get(name).of_features
 
 

@@ -60,6 +60,20 @@ def test_windows_are_the_frames_of_a_sequential_decode_to_the_bit(make_video, na
     assert {(row.stride, row.note) for row in seen} == {(3, "")}
 
 
+@pytest.mark.parametrize(
+    ("rate", "numbers"), [(8, [4, 7, 10, 13, 16, 20]), (10, [6, 8, 11, 14, 16, 18]), (60, [9, 10, 11, 12, 13, 14])]
+)
+def test_a_rate_takes_frames_so_many_a_second_from_the_middle_and_its_windows_follow(make_video, rate, numbers):
+    path = make_video("a.mp4", 25)  # 25 a second
+    view = View(f"rate:{rate}")
+    frames, (seen,) = decode_view(path, 6, 64, view)
+    assert [read_number(frame) for frame in frames] == numbers
+    assert (seen.first_frame, seen.last_frame, seen.note) == (numbers[0], numbers[-1], "")
+    windows = decode_windows(path, 6, 64, view, lambda index, pixels: None)
+    assert windows.places[0].tolist() == numbers
+    assert (np.diff(windows.places, axis=1).sum(1) == numbers[-1] - numbers[0]).all()
+
+
 @given(st.integers(1, 400), st.integers(1, 24), st.integers(1, 9), st.integers(1, 6))
 def test_places_lie_in_the_video_at_one_stride_and_windows_reach_from_end_to_end(n, num_frames, stride, clips):
     places, used = clip_places(View(f"window:{stride}", clips=clips), num_frames, n)
@@ -113,6 +127,21 @@ def test_a_crop_is_the_middle_of_the_picture_with_its_shorter_side_resized(make_
     wanted = Image.fromarray(picture).resize(size, Image.Resampling.BILINEAR).crop((left, top, left + 28, top + 28))
     assert np.abs(frames[0].astype(int) - np.asarray(wanted).transpose(2, 0, 1)).max() <= 3
     assert [seen.width * size[0], seen.height * size[1]] == pytest.approx([28, 28])
+
+
+@pytest.mark.parametrize(("fit", "cut"), [("squash", 0), ("squash:0.8", 8)])
+def test_a_squashed_picture_fills_the_square_without_the_ends_of_its_longer_side(make_video, fit, cut):
+    from PIL import Image
+
+    across, down = np.meshgrid(np.linspace(20, 235, 80), np.linspace(20, 235, 48))
+    picture = np.stack([across, down, np.full_like(across, 90)], axis=2).round().astype(np.uint8)
+    path = make_video(
+        "a.mp4", 2, width=80, height=48, frames=[picture] * 2, pixel_format="yuv444p", options={"qp": "0"}
+    )
+    frames, (seen,) = decode_view(path, 1, 28, View(fit=fit))
+    wanted = Image.fromarray(picture).crop((cut, 0, 80 - cut, 48)).resize((28, 28), Image.Resampling.BILINEAR)
+    assert np.abs(frames[0].astype(int) - np.asarray(wanted).transpose(2, 0, 1)).max() <= 6
+    assert [seen.left, seen.top, seen.width, seen.height] == pytest.approx([cut / 80, 0, 1 - cut / 40, 1], abs=0.01)
 
 
 def test_boxes_become_squares_with_the_margin_inside_the_picture():
@@ -259,7 +288,9 @@ def test_a_stores_name_has_what_decides_its_pixels_and_nothing_else(tmp_path, mo
     assert not {store_of(tmp_path, view).decode_folder for view in views} & set(before)
 
 
-@pytest.mark.parametrize("text", ["window", "window:0", "window:-1", "window:4 ", "", "crop:0", "crop:1.5", "squash"])
+@pytest.mark.parametrize(
+    "text", ["window", "window:0", "window:-1", "window:4 ", "", "crop:0", "crop:1.5", "squash:0", "rate:0"]
+)
 def test_another_sampling_or_fit_is_refused(text):
     field, wanted = ("fit", r"crop:0\.875") if text.startswith(("crop", "squash")) else ("sampling", "window:STRIDE")
     with pytest.raises(ValueError, match=wanted):

@@ -1,4 +1,4 @@
-"""Any network of timm as an encoder of frames: ``timm:legacy_xception``, ``timm:efficientnet_b4`` ..."""
+"""Any network of timm as an encoder of frames, as ``timm:NAME``; two also by the names that detectors use for them."""
 
 import math
 from functools import cache
@@ -23,9 +23,25 @@ _BIBTEX = r"""@misc{wightman2019timm,
 }"""
 
 
+# By the name that detectors use for a network: timm's name, and the paper.
+_OWN_NAMES = {
+    "xception": (
+        "legacy_xception", "Chollet, Xception: deep learning with depthwise separable convolutions, CVPR 2017"
+    ),
+    "efficientnet_b4": (
+        "efficientnet_b4",
+        "Tan and Le, EfficientNet: rethinking model scaling for convolutional neural networks, ICML 2019",
+    ),
+}  # fmt: skip
+
+
+def _name_in_timm(name: str) -> str:
+    return name.partition(":")[2] or _OWN_NAMES[name][0]
+
+
 def _build(options: TrunkOptions) -> PictureTrunk:
     timm = imported("timm", options.name)
-    name = options.name.partition(":")[2]
+    name = _name_in_timm(options.name)
     network = timm.create_model(name, pretrained=False, num_classes=0, **_sized(timm, name, options.side))
     loaded: LoadedWeights | None = None
     notes: tuple[str, ...] = ()
@@ -109,6 +125,13 @@ def blocks_of(network: Any) -> tuple[nn.Module, ...]:
     return tuple(layer for layer in layers if isinstance(layer, nn.Module))
 
 
+def _place_of(published: Any) -> str:
+    """Return where timm has the weights of a network, its published configuration or None: the hub, or an address."""
+    if published and published.hf_hub_id:
+        return f"hub: {published.hf_hub_id}"
+    return (published and published.url) or ""
+
+
 @cache
 def _declared(name: str) -> DetectorSpec:
     """Return the ``DetectorSpec`` (input size, licence and so on) of ``name``, such as ``timm:resnet50``.
@@ -119,7 +142,7 @@ def _declared(name: str) -> DetectorSpec:
         UsageError: timm is missing or has no such network.
     """
     timm = imported("timm", name)
-    model = name.partition(":")[2]
+    model = _name_in_timm(name)
     if not timm.is_model(model):
         raise UsageError(f"model {name!r}: timm has no such network.{did_you_mean(model, timm.list_models())}")
     published = timm.get_pretrained_cfg(model)
@@ -129,7 +152,9 @@ def _declared(name: str) -> DetectorSpec:
     return DetectorSpec(
         name=name,
         family="timm",
-        paper=(published and published.paper_name) or "as timm's documentation says",
+        paper=_OWN_NAMES.get(name, ("", ""))[1]
+        or (published and published.paper_name)
+        or "as timm's documentation says",
         bibtex=_BIBTEX,
         licence="Apache-2.0",
         num_frames=8,
@@ -138,17 +163,17 @@ def _declared(name: str) -> DetectorSpec:
         micro_batch=2,
         frame_fit=f"crop:{share}" if share < 1 else "crop",
         build_trunk=_build,
-        weights=f"hub: {published.hf_hub_id}" if published and published.hf_hub_id else "",
+        weights=_place_of(published),
         weights_licence=(published and published.license) or "",
         packages=("timm", "torchvision"),
     )
 
 
-DETECTORS.register(
-    DetectorSpec(
-        name="timm:NAME",
+def _by_timm(name: str, paper: str) -> DetectorSpec:
+    return DetectorSpec(
+        name=name,
         family="timm",
-        paper="Wightman, PyTorch image models, 2019, and the paper of each network",
+        paper=paper,
         bibtex=_BIBTEX,
         licence="Apache-2.0",
         num_frames=8,
@@ -158,4 +183,10 @@ DETECTORS.register(
         packages=("timm", "torchvision"),
         of_name=_declared,
     )
+
+
+DETECTORS.register(
+    _by_timm(name="timm:NAME", paper="Wightman, PyTorch image models, 2019, and the paper of each network")
 )
+for _name, (_, _paper) in _OWN_NAMES.items():
+    DETECTORS.register(_by_timm(_name, _paper))

@@ -1,4 +1,6 @@
-"""Encoders of pictures from the transformers package, frame by frame: CLIP, DINOv2, DINOv3 and SigLIP.
+"""Encoders of pictures from the transformers package: CLIP, X-CLIP, DINOv2, DINOv3 and SigLIP.
+
+They see frame by frame, except X-CLIP, in which eight neighbouring frames exchange messages.
 
 Weights are read from a folder that ``save_pretrained`` wrote; its ``config.json`` states the size of the network.
 Without such a folder the network has the published size and random weights.
@@ -18,6 +20,7 @@ _CLIP_COLOURS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0
 _OF_IMAGENET = (IMAGENET_MEAN, IMAGENET_DEVIATION)
 _HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _CLIP = "Radford et al., Learning transferable visual models from natural language supervision, ICML 2021"
+_XCLIP = "Ni et al., Expanding language-image pretrained models for general video recognition, ECCV 2022"
 _DINO2 = "Oquab et al., DINOv2: learning robust visual features without supervision, TMLR 2024"
 _DINO3 = "Simeoni et al., DINOv3, 2025"
 _SIGLIP = "Zhai et al., Sigmoid loss for language image pre-training, ICCV 2023"
@@ -31,6 +34,12 @@ _BIBTEX = {
   booktitle = {Proceedings of the 38th International Conference on Machine Learning (ICML)},
   pages = {8748--8763},
   year = {2021}
+}""",
+    _XCLIP: r"""@inproceedings{ni2022xclip,
+  author = {Ni, Bolin and Peng, Houwen and Chen, Minghao and Zhang, Songyang and others},
+  title = {Expanding Language-Image Pretrained Models for General Video Recognition},
+  booktitle = {Proceedings of the European Conference on Computer Vision (ECCV)},
+  year = {2022}
 }""",
     _DINO2: r"""@article{oquab2024dinov2,
   author = {Oquab, Maxime and Darcet, Timoth{\'e}e and Moutakanni, Th{\'e}o and Vo, Huy V. and others},
@@ -86,6 +95,7 @@ class _Kind:
 
 
 _CLIP_KIND = _Kind("CLIPVisionModel", "CLIPVisionConfig", _CLIP_COLOURS, _CLIP, "MIT", "crop")
+_XCLIP_KIND = _Kind("XCLIPVisionModel", "XCLIPVisionConfig", _OF_IMAGENET, _XCLIP, "MIT", "crop")
 _DINO2_KIND = _Kind("Dinov2Model", "Dinov2Config", _OF_IMAGENET, _DINO2, "Apache-2.0", "crop:0.875")
 _DINO3_KIND = _Kind("DINOv3ViTModel", "DINOv3ViTConfig", _OF_IMAGENET, _DINO3, "DINOv3 License, gated: ask on the hub")
 _SIGLIP_KIND = _Kind("SiglipVisionModel", "SiglipVisionConfig", _HALF, _SIGLIP, "Apache-2.0")
@@ -98,6 +108,7 @@ _NETWORKS: dict[str, tuple[_Kind, str, dict[str, Any]]] = {
     "clip_vit_l14": (
         _CLIP_KIND, "openai/clip-vit-large-patch14", {**_LARGE, "patch_size": 14, "intermediate_size": 4096}
     ),
+    "xclip_b16": (_XCLIP_KIND, "microsoft/xclip-base-patch16", {"patch_size": 16}),
     "dinov2_small": (_DINO2_KIND, "facebook/dinov2-small", {**_SMALL, "patch_size": 14}),
     "dinov2_base": (_DINO2_KIND, "facebook/dinov2-base", {"patch_size": 14}),
     "dinov2_large": (_DINO2_KIND, "facebook/dinov2-large", {**_LARGE, "patch_size": 14}),
@@ -107,6 +118,10 @@ _NETWORKS: dict[str, tuple[_Kind, str, dict[str, Any]]] = {
     "dinov3_base": (
         _DINO3_KIND, "facebook/dinov3-vitb16-pretrain-lvd1689m",
         {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_register_tokens": 4},
+    ),
+    "dinov3_large": (
+        _DINO3_KIND, "facebook/dinov3-vitl16-pretrain-lvd1689m",
+        {**_LARGE, "intermediate_size": 4096, "num_register_tokens": 4},
     ),
     "siglip_base": (_SIGLIP_KIND, "google/siglip-base-patch16-224", {"patch_size": 16}),
 }  # fmt: skip

@@ -99,7 +99,7 @@ class EmbeddedClips:
     @property
     def families(self) -> tuple[str, ...]:
         """The families of the F features: F times the name of the trunk."""
-        return (self.config.model.partition(":")[2],) * self.features.feature_shape[1]
+        return (self.config.model.partition(":")[2] or self.config.model,) * self.features.feature_shape[1]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -111,11 +111,16 @@ class EmbeddedClips:
         return self.features.has(video_id, augmentation_index)
 
     def of(self, rows: Sequence[ClipRow]) -> FloatArray:
-        """Return the features of N ``rows``, float64 (N, F), averaged over the frames and clips of a row."""
+        """Return the features of N ``rows``, float64 (N, F), averaged over the frames and clips of a row.
+
+        For an estimator that takes the features of all frames they are float64 (N, T, F).
+        """
         number = self.config.clips_per_video
         clips = [(row.video_id, row.augmentation_index, clip) for row in rows for clip in range(number)]
-        means = self.features.features(clips).numpy().astype(np.float64).mean(1)
-        return np.asarray(means.reshape(len(rows), number, -1).mean(1))
+        features = self.features.features(clips).numpy().astype(np.float64)
+        if model_of(self.config).per_frame:
+            return features
+        return np.asarray(features.mean(1).reshape(len(rows), number, -1).mean(1))
 
 
 Source = FeatureTable | EmbeddedClips
@@ -128,7 +133,7 @@ def look_at_features(config: RunConfig, source: Source, clips: FoldClips) -> tup
         ``(text, [families, settings])``: a sentence, the families with their numbers of features and shares of missing
         values, and the candidate settings.
     """
-    missing = np.isnan(source.of(clips.train)).mean(0)
+    missing = np.isnan(source.of(clips.train)).reshape(-1, len(source.names)).mean(0)
     columns = pl.DataFrame({"family": source.families, "missing": missing})
     families = columns.group_by("family", maintain_order=True).agg(features=pl.len(), missing_share=pl.mean("missing"))
     settings = pl.DataFrame({"settings": map(settings_text, model_of(config).candidates)})
@@ -443,24 +448,20 @@ def measured_features(
             yield position, features, f"features: {failure}" if failure else ""
 
 
-class _Line(nn.Module):
-    """A fitted logistic regression, as the head of a frozen trunk (the pretrained network below the head)."""
+class _Fitted(nn.Module):
+    """A fitted model on features, as the head of a frozen trunk (the pretrained network below the head)."""
 
-    weight: Tensor
-    offset: Tensor
-
-    def __init__(self, arrays: Arrays) -> None:
+    def __init__(self, model: ClassicalModel, arrays: Arrays) -> None:
         super().__init__()
-        weight = arrays["weight"] / arrays["scale"]  # a trunk's features are never missing: no column is an indicator
-        offset = arrays["intercept"][0] - arrays["mean"] @ weight
-        self.register_buffer("weight", torch.from_numpy(weight))
-        self.register_buffer("offset", torch.tensor(float(offset), dtype=torch.float64))
+        self._model, self._arrays = model, arrays
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits float64 (B,) of features (B, T, F)."""
-        return features.mean(1).to(self.weight.dtype) @ self.weight + self.offset
+        values = features.cpu().numpy().astype(np.float64)
+        logits = self._model.logits(self._arrays, values if self._model.per_frame else values.mean(1))
+        return torch.from_numpy(logits).to(features.device)
 
 
 def probe(config: RunConfig, arrays: Arrays) -> nn.Module:
-    """Return a network on clips: the frozen trunk of ``config`` with the fitted logistic regression as its head."""
-    return Detector(build_detector(config).trunk, _Line(arrays))
+    """Return a network on clips: the frozen trunk of ``config`` with the fitted model as its head."""
+    return Detector(build_detector(config).trunk, _Fitted(model_of(config), arrays))

@@ -235,8 +235,8 @@ def kfold_results(
 
 
 def sees_bars(config: RunConfig) -> bool:
-    """Return whether the model sees letterboxed frames, whose black bars show the shape of the picture."""
-    return config.of_features != "forensic" and config.clips.view.fit == "letterbox" and not config.crop
+    """Return whether frames show the shape of the picture, by black bars (letterboxed) or by distortion (squashed)."""
+    return config.of_features != "forensic" and not config.clips.view.fit.startswith("crop") and not config.crop
 
 
 FEWEST_GROUPS_WITHIN = 5  # groups of each label that a source must have for a result of its own

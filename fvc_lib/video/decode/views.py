@@ -5,9 +5,9 @@ view: whole pictures, spread over the video.
 
 ``decode_windows`` also decodes windows: overlapping clips along a whole video, so that every part of it gets a score.
 Every window begins in the middle of the window before. If the view's clips consist of neighbouring frames
-(``window:STRIDE``), so do the windows. If the view's clips are spread over the video (``uniform``), the frames of a
-window are spread over about ``STRETCH_SECONDS``. There are at most ``MOST_WINDOWS`` windows. In longer videos, uniform
-windows get longer, and windows of neighbouring frames leave gaps.
+(``window:STRIDE`` or ``rate:R``), so do the windows. If the view's clips are spread over the video (``uniform``), the
+frames of a window are spread over about ``STRETCH_SECONDS``. There are at most ``MOST_WINDOWS`` windows. In longer
+videos, uniform windows get longer, and windows of neighbouring frames leave gaps.
 """
 
 import math
@@ -49,7 +49,7 @@ class SeenClip:
     Attributes:
         clip: index of the clip in its video, from 0.
         first_frame, middle_frame, last_frame: frame indices in presentation order.
-        stride: distance in frames from one frame of the clip to the next; 0: frames are spread over the video.
+        stride: distance in frames from one frame of the clip to the next, rounded; 0: frames are spread over the video.
         left, top, width, height: the visible part of the middle frame, as shares of the upright picture's sides.
         note: how the clip differs from the requested view; empty if it does not.
     """
@@ -82,12 +82,28 @@ def decode_view(path: AnyPath, num_frames: int, side: int, view: View) -> tuple[
         VideoError: as ``clip.decode_clip``.
         CropError: the crop fails.
     """
+    view = at_rate_of(Path(path), view)
     decoded = decode_places(Path(path), *wanted_of(Path(path), num_frames, side, view))
     return seen_of(decoded, num_frames, side, view)
 
 
+def at_rate_of(path: Path, view: View) -> View:
+    """Return ``view`` with a sampling ``rate:R`` replaced by ``window:STRIDE`` for the frame rate of a video.
+
+    The stride need not be an integer. It is 1 if the file states no frame rate. Other views are returned unchanged.
+
+    Raises:
+        VideoError: the file cannot be opened.
+    """
+    if not view.rate:
+        return view
+    with open_video(path, thorough=True) as opened:
+        stated = float(opened.stream.average_rate or view.rate)
+    return replace(view, sampling=f"window:{max(1.0, stated / view.rate):.6f}")
+
+
 def wanted_of(path: Path, num_frames: int, side: int, view: View) -> tuple[PlacesOf, int]:
-    """Return which frames of a video to decode for its clips, and at which size.
+    """Return which frames of a video to decode for its clips, and at which size; ``view`` comes from ``at_rate_of``.
 
     ``decode_places`` decodes the frames, and ``seen_of`` makes the clips from them. Arguments and errors are those of
     ``decode_view``.
@@ -107,7 +123,7 @@ def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixe
         decoded: the frames, decoded with the arguments that ``wanted_of`` returns.
         num_frames: T, number of frames of one clip.
         side: S, side of the square frames in pixels.
-        view: the rule that selects the frames, the number of clips (N), and the part of the picture.
+        view: the rule that selects the frames, the number of clips (N), and the part of the picture (``at_rate_of``).
 
     Returns:
         As ``decode_view``: the clips, concatenated, uint8 (N T, 3, S, S), and one ``SeenClip`` per clip.
@@ -119,8 +135,8 @@ def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixe
     box = decoded.content
     frames, seen = np.empty((*places.shape, 3, side, side), np.uint8), []
     for number, own in enumerate(np.searchsorted(decoded.frame_indices, places)):
-        is_short = view.stride and places[number, -1] - places[number, 0] < view.stride * (num_frames - 1)
-        note = f"the video is too short for stride {view.stride}" if is_short else ""
+        is_short = view.stride and places[number, -1] - places[number, 0] < int(view.stride * (num_frames - 1))
+        note = f"the video is too short for stride {view.stride:.4g}" if is_short else ""
         if view.crop or view.fit != "letterbox":
             frames[number], boxes, found = seen_part(view, box.cut(decoded.frames[own]), side)
             note = note if found else "; ".join(filter(None, (note, NOT_FOUND)))
@@ -129,11 +145,11 @@ def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixe
             frames[number], part = decoded.frames[own], np.array([0, 0, box.width, box.height], float)
         left, top, width, height = (part / [box.width, box.height, box.width, box.height]).tolist()
         first, middle, last = (int(places[number][place]) for place in (0, num_frames // 2, -1))
-        seen.append(SeenClip(number, first, middle, last, stride, left, top, width, height, note))
+        seen.append(SeenClip(number, first, middle, last, round(stride), left, top, width, height, note))
     return frames.reshape(-1, 3, side, side), seen
 
 
-def clip_places(view: View, num_frames: int, num_source_frames: int) -> tuple[IntArray, int]:
+def clip_places(view: View, num_frames: int, num_source_frames: int) -> tuple[IntArray, float]:
     """Return the frame indices of the N clips of a video, and their stride.
 
     With a stride, clips are spread evenly from the video's first frame to its last; a single clip is in the middle. If
@@ -155,9 +171,10 @@ def clip_places(view: View, num_frames: int, num_source_frames: int) -> tuple[In
     if not view.stride:
         return uniform_places(n, view.clips * num_frames).reshape(num_frames, view.clips).T, 0
     stride = min(view.stride, max(1, (n - 1) // (num_frames - 1))) if num_frames > 1 else view.stride
-    last_start = max(0, n - 1 - (num_frames - 1) * stride)
+    steps = np.rint(stride * np.arange(num_frames)).astype(np.int64)
+    last_start = max(0, n - 1 - int(steps[-1]))
     starts = np.array([last_start // 2]) if view.clips == 1 else uniform_places(last_start + 1, view.clips)
-    return np.minimum(starts[:, None] + stride * np.arange(num_frames), n - 1), stride
+    return np.minimum(starts[:, None] + steps, n - 1), stride
 
 
 def decoded_side(path: Path, num_frames: int, side: int, view: View) -> int:
@@ -202,6 +219,10 @@ def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, b
             boxes = np.tile(centre, (len(pictures), 1))
         cut = [cut_out(picture, box, side) for picture, box in zip(pictures, boxes, strict=True)]
         return np.stack(cut), boxes, found is not None
+    if view.fit.startswith("squash"):
+        across, down = (view.share, 1.0) if width > height else (1.0, view.share)
+        box = np.array([(1 - across) / 2 * width, (1 - down) / 2 * height, across * width, down * height])
+        return np.stack([cut_out(picture, box, side) for picture in pictures]), np.tile(box, (len(pictures), 1)), True
     top, left = round((height - side) / 2), round((width - side) / 2)
     part = pictures[:, :, max(0, top) : max(0, top) + side, max(0, left) : max(0, left) + side]
     frames, down, across = np.zeros((len(pictures), 3, side, side), np.uint8), max(0, -top), max(0, -left)
@@ -322,7 +343,7 @@ def window_places(view: View, num_frames: int, num_source_frames: int, seconds: 
     if view.stride:
         stride = clip_places(replace(view, clips=1), num_frames, n)[1]
         begins = max(0, n - 1 - (num_frames - 1) * stride)
-        return clip_places(replace(view, clips=min(most, -(-begins // (half * stride)) + 1)), num_frames, n)[0]
+        return clip_places(replace(view, clips=min(most, math.ceil(begins / (half * stride)) + 1)), num_frames, n)[0]
     rate = n / seconds if seconds > 0 else 0.0
     gap = max(1.0, rate * STRETCH_SECONDS / num_frames)  # frames of the video from one frame of a window to the next
     wanted = round(((n - 1) / gap - (num_frames - 1)) / half) + 1
@@ -351,6 +372,7 @@ def decode_windows(path: Path, num_frames: int, side: int, view: View, store: St
         VideoError: the file is unreadable, truncated or corrupt, or its frames are not decoded in presentation order.
         CropError: the crop fails.
     """
+    view = at_rate_of(path, view)
     of_side = decoded_side(path, num_frames, side, view)
 
     def sink_of(opened: VideoSource, _: int, seconds: Seconds | None) -> _WindowSink:

@@ -44,11 +44,12 @@ SMALL_FOLDERS: dict[str, tuple[str, dict[str, Any], str]] = {
         "VJEPA2VideoProcessor",
     ),
     "clip_vit_b16": ("CLIPVisionModel", _PICTURE, "CLIPImageProcessor"),
+    "xclip_b16": ("XCLIPVisionModel", {**_PICTURE, "num_frames": FRAMES}, "VideoMAEImageProcessor"),
     "dinov2_small": ("Dinov2Model", {**_PICTURE, "drop_path_rate": 0.2}, "BitImageProcessor"),
     "dinov3_small": ("DINOv3ViTModel", {**_PICTURE, "num_register_tokens": 4}, "DINOv3ViTImageProcessor"),
     "siglip_base": ("SiglipVisionModel", _PICTURE, "SiglipImageProcessor"),
 }  # fmt: skip
-PICTURES = ("clip_vit_b16", "dinov2_small", "dinov3_small", "siglip_base")
+PICTURES = ("clip_vit_b16", "xclip_b16", "dinov2_small", "dinov3_small", "siglip_base")
 
 
 def transformers() -> Any:

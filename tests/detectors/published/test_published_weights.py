@@ -9,8 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fvc_lib.detectors.network import build_detector
 from fvc_lib.detectors.packages import imported
+from fvc_lib.detectors.restrav import path_numbers
 from fvc_lib.detectors.weights import CLASS_LAYERS, read_weights
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, TrunkOptions
 from tests.detectors.published.networks import (
@@ -58,17 +61,19 @@ PUBLISHED = {
     "clip_vit_b16": (768, 0, 85_799_424, "85.80"),
     "clip_vit_b32": (768, 0, 87_456_000, "87.46"),
     "clip_vit_l14": (1024, 0, 303_179_776, "303.18"),
+    "xclip_b16": (768, 0, 121_253_376, ""),
     "dinov2_small": (384, 0, 22_056_576, "22.1"),
     "dinov2_base": (768, 0, 86_580_480, "86.6"),
     "dinov2_large": (1024, 0, 304_368_640, "304.4"),
     "dinov3_small": (384, 0, 21_596_544, "21"),
     "dinov3_base": (768, 0, 85_660_416, "86"),
+    "dinov3_large": (1024, 0, 303_129_600, ""),
     "siglip_base": (768, 0, 92_884_224, "92.88"),
     "gend": (1024, 0, 303_179_776, "303.18"),
     "effort": (1024, 0, 303_179_776, "303.18"),
     "gend_dino": (768, 0, 85_660_416, "86"),
-    "timm:legacy_xception": (2048, 1000, 22_855_952, "22.86"),
-    "timm:efficientnet_b4": (1792, 1000, 19_341_616, "19.34"),
+    "xception": (2048, 1000, 22_855_952, "22.86"),
+    "efficientnet_b4": (1792, 1000, 19_341_616, "19.34"),
     "timm:inception_v3": (2048, 1000, 23_834_568, "23.83"),
     "timm:vit_small_patch14_dinov2": (384, 0, 22_056_192, "22.1"),
 }
@@ -155,7 +160,7 @@ def test_a_folder_of_transformers_gives_the_features_of_transformers_own_pipelin
     process = getattr(transformers(), processor).from_pretrained(tmp_path)
     options = {"return_tensors": "pt", "do_resize": False, "do_center_crop": False}
     if name in PICTURES:
-        pixels = process(list(frames), **options)["pixel_values"]
+        pixels = process(list(frames), **options)["pixel_values"].flatten(0, -4)  # those of X-CLIP are of one video
         with torch.inference_mode():
             wanted, found = network(pixel_values=pixels).pooler_output, trunk(frames[:, None])[:, 0]
     else:
@@ -168,6 +173,16 @@ def test_a_folder_of_transformers_gives_the_features_of_transformers_own_pipelin
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     again = trunk_of(name, tmp_path, num_frames=FRAMES, side=SIDE)
     assert all(a.equal(b) for a, b in zip(trunk.parameters(), again.parameters(), strict=True))
+
+
+def test_restrav_sees_all_tokens_of_its_published_trunk_and_pixels_as_fractions_of_white(tmp_path):
+    network = write_folder("dinov2_small", tmp_path).eval()
+    config = RunConfig(model="restrav", model_weights=str(tmp_path), fixed_size=SIDE, num_frames=8)
+    frames = noise(2, 8, SIDE)
+    with torch.inference_mode():
+        tokens = network(pixel_values=frames.flatten(0, 1) / 255).last_hidden_state
+        found = build_detector(config).trunk(frames)
+    torch.testing.assert_close(found[:, 0], path_numbers(tokens.view(2, 8, -1)), rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize(

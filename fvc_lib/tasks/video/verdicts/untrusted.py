@@ -22,7 +22,7 @@ from fvc_lib.video.clips.worker import make_original
 from fvc_lib.video.decode.clip import uniform_places
 from fvc_lib.video.decode.probe import probe_and_decode
 from fvc_lib.video.decode.source import VideoError
-from fvc_lib.video.decode.views import CropError, seen_of, wanted_of
+from fvc_lib.video.decode.views import CropError, at_rate_of, seen_of, wanted_of
 
 _READ = "fvc_lib.tasks.video.verdicts.untrusted:read_claims"
 _TIMEOUT_SECONDS = 60.0
@@ -63,8 +63,9 @@ def look(item: dict[str, Any]) -> dict[str, Any]:
     of_hash = (lambda count: uniform_places(count, HASH_FRAMES)), HASH_SIZE
     try:
         if not item["encoded"] and item["code"] == decode_code(view):
-            probe, (small, wanted) = probe_and_decode(path, [of_hash, wanted_of(path, num_frames, side, view)])
-            answer, frames = probed(path, probe, small), seen_of(wanted, num_frames, side, view)[0]
+            here = at_rate_of(path, view)
+            probe, (small, wanted) = probe_and_decode(path, [of_hash, wanted_of(path, num_frames, side, here)])
+            answer, frames = probed(path, probe, small), seen_of(wanted, num_frames, side, here)[0]
             if item["crop"] == crop_code(view):  # after the decoding: a user's file may be edited at any time
                 # Not synchronised to the disk, because this clip is read at once and then deleted.
                 with Path(item["target"]).open("wb") as stream:

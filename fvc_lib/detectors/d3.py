@@ -1,0 +1,74 @@
+"""``d3:TRUNK``: D3, which calls a video fake if its features change evenly from frame to frame. Nothing is trained.
+
+The score of a video is the standard deviation of the second-order differences of its frames' features. The distance of
+neighbouring frames is the Euclidean distance of their features; a second-order difference is the difference of two
+neighbouring distances. Videos of cameras vary more than generated ones.
+
+As published, 16 frames are taken, 8 a second, and a tenth of the longer side is cut off at both ends before a frame is
+resized to a square. The publisher begins at a random second; here the frames are from the middle of the video.
+"""
+
+import numpy as np
+
+from fvc_lib.detectors.classical import Arrays, ClassicalModel, Labels, Settings, Values
+from fvc_lib.detectors.probe import on_frames, published_on, trunk_of
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import DETECTORS, DetectorSpec
+
+_TRUNK = "xclip_b16"
+_FEWEST_FRAMES = 4  # for two second-order differences
+
+
+def volatility(features: Values) -> Values:
+    """Return the standard deviations of second-order differences, float64 (N,), of features (N, T, F).
+
+    Raises:
+        UsageError: T is less than 4.
+    """
+    if features.shape[1] < _FEWEST_FRAMES:
+        raise UsageError(f"num_frames: got {features.shape[1]}, and model d3 wants {_FEWEST_FRAMES} or more.")
+    distances = np.linalg.norm(np.diff(features, axis=1), axis=2)
+    return np.asarray(np.diff(distances, axis=1).std(1, ddof=1))
+
+
+def _fit(features: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
+    """Return median and spread of the training videos' scores; labels are not looked at, and ranks do not change."""
+    scores = volatility(features)
+    spread = scores.std()
+    return {"median": np.array([np.median(scores)]), "spread": np.array([spread if spread > 0 else 1.0])}
+
+
+def _logits(arrays: Arrays, features: Values) -> Values:
+    return np.asarray((arrays["median"] - volatility(features)) / arrays["spread"])
+
+
+D3 = ClassicalModel(({},), _fit, _logits, per_frame=True)
+
+
+def _of_trunk(name: str) -> DetectorSpec:
+    return published_on(_spec(name), trunk_of(name, _TRUNK), on_frames)
+
+
+def _spec(name: str) -> DetectorSpec:
+    return DetectorSpec(
+        name=name,
+        family="training-free",
+        paper="C. Zheng et al., D3: Training-free AI-generated video detection using second-order features, ICCV 2025",
+        bibtex="@inproceedings{zheng2025d3, title={{D3}: Training-Free {AI}-Generated Video Detection Using "
+        "Second-Order Features}, author={Zheng, Chende and Suo, Ruiqi and Lin, Chenhao and Zhao, Zhengyu and others}, "
+        "booktitle={ICCV}, year={2025}}",
+        licence="this project's (the publisher's: MIT), and the trunk's",
+        num_frames=16,
+        side=224,
+        normalisation="the trunk's",
+        micro_batch=1,
+        frame_sampling="rate:8",
+        frame_fit="squash:0.8",
+        of_name=_of_trunk,
+        of_features="embedding",
+        estimator=D3,
+    )
+
+
+DETECTORS.register(_spec(name="d3"))
+DETECTORS.register(_spec(name="d3:NAME"))

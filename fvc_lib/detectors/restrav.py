@@ -1,0 +1,146 @@
+"""``restrav:TRUNK``: ReStraV, a small classifier of how straight and how evenly the features of a video move.
+
+The features of 24 frames, over the two seconds in the middle of a video, are points of a path. A video is described by
+21 numbers: the first seven distances of neighbouring points, the first six angles between neighbouring steps, and
+mean, least, most and variance of all distances and of all angles. The classifier is a network of layers with 64, 32 and
+1 units, trained for ten epochs, all as published. The publisher leaves rows of the more frequent label out; here the
+loss weighs both labels alike instead.
+
+The default trunk is DINOv2 ViT-S/14 as published: all its output tokens are features, and pixels are fractions of
+white, not normalised further. Other trunks are used with their own normalisation.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fvc_lib.detectors.classical import Arrays, ClassicalModel, Labels, Settings, Values
+from fvc_lib.detectors.frames.transformers_encoders import TransformersFrames
+from fvc_lib.detectors.network import Normalised, PictureTrunk, Trunk
+from fvc_lib.detectors.probe import on_frames, published_on, trunk_of
+from fvc_lib.engine.random_state import forked_random_state
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
+
+_TRUNK = "dinov2_small"
+_NUM_DISTANCES, _NUM_ANGLES = 7, 6
+_NUM_FEATURES = _NUM_DISTANCES + _NUM_ANGLES + 8
+_HIDDEN = (64, 32)
+_BATCH, _RATE = 32, 1e-3
+
+
+class PathTrunk(Trunk):
+    """A trunk (feature extractor) on clips: the 21 numbers on the path of another trunk's features of frames."""
+
+    def __init__(self, trunk: PictureTrunk) -> None:
+        super().__init__(trunk, _NUM_FEATURES, weights=trunk.weights)
+        self.normalised, self.notes = trunk.normalised, trunk.notes
+
+    def encode(self, clips: Tensor) -> Tensor:
+        """Return the numbers (B, 21) of normalised clips, float (B, T, 3, H, W)."""
+        points = points_of(self.network, clips.flatten(0, 1))
+        return path_numbers(points.view(*clips.shape[:2], -1))
+
+
+def points_of(trunk: nn.Module, pictures: Tensor) -> Tensor:
+    """Return the features (N, F) of normalised pictures: all tokens of a transformer, the output of another trunk."""
+    if isinstance(trunk, TransformersFrames):
+        tokens: Tensor = trunk.network(pixel_values=pictures).last_hidden_state
+        return tokens.flatten(1)
+    encode = getattr(trunk, "encode_pictures")  # noqa: B009 - a method of ``PictureTrunk``
+    return torch.as_tensor(encode(pictures)).flatten(1)
+
+
+def path_numbers(points: Tensor) -> Tensor:
+    """Return the 21 numbers on each of B paths, float (B, 21), of points (B, T, F); angles are in degrees.
+
+    Raises:
+        UsageError: T is less than 8.
+    """
+    if points.shape[1] <= _NUM_DISTANCES:
+        raise UsageError(f"num_frames: got {points.shape[1]}, and model restrav wants {_NUM_DISTANCES + 1} or more.")
+    steps = points.diff(dim=1)
+    distances = steps.norm(dim=2)
+    angles = torch.rad2deg(torch.acos(F.cosine_similarity(steps[:, :-1], steps[:, 1:], dim=2).clamp(-1, 1)))
+    moments = [
+        torch.stack([each.mean(1), each.amin(1), each.amax(1), each.var(1, correction=0)], 1)
+        for each in (distances, angles)
+    ]
+    return torch.cat([distances[:, :_NUM_DISTANCES], angles[:, :_NUM_ANGLES], *moments], 1)
+
+
+def _classifier() -> nn.Sequential:
+    first, second = _HIDDEN
+    return nn.Sequential(
+        nn.Linear(_NUM_FEATURES, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, 1)
+    )  # fmt: skip
+
+
+def _fit(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
+    mean, deviation = values.mean(0), values.std(0) + 1e-8
+    given = [torch.from_numpy(array.astype(np.float32)) for array in ((values - mean) / deviation, labels, weights)]
+    with forked_random_state(0, torch.device("cpu")):
+        network = _classifier()
+        optimizer = torch.optim.Adam(network.parameters(), lr=_RATE)
+        for _ in range(int(settings["epochs"])):
+            order = torch.randperm(len(labels))
+            for first in range(0, len(labels), _BATCH):
+                inputs, targets, weight = (tensor[order[first : first + _BATCH]] for tensor in given)
+                optimizer.zero_grad()
+                loss = F.binary_cross_entropy_with_logits(network(inputs).squeeze(1), targets, weight)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+    return {"mean": mean, "deviation": deviation, **{name: part.numpy() for name, part in network.state_dict().items()}}
+
+
+def _logits(arrays: Arrays, values: Values) -> Values:
+    network = _classifier()
+    network.load_state_dict({name: torch.from_numpy(arrays[name]) for name in network.state_dict()})
+    inputs = torch.from_numpy(((values - arrays["mean"]) / arrays["deviation"]).astype(np.float32))
+    with torch.inference_mode():
+        return network(inputs).squeeze(1).double().numpy()
+
+
+RESTRAV = ClassicalModel(({"epochs": 10},), _fit, _logits)
+
+
+def _of_trunk(name: str) -> DetectorSpec:
+    trunk = trunk_of(name, _TRUNK)
+
+    def wrap(built: object, options: TrunkOptions) -> PathTrunk:
+        path = PathTrunk(on_frames(built, options))
+        if trunk.name == _TRUNK:
+            path.normalised = Normalised((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+        return path
+
+    declared = published_on(_spec(name), trunk, wrap)
+    own = _spec(name).normalisation
+    return replace(declared, normalisation=own) if trunk.name == _TRUNK else declared
+
+
+def _spec(name: str) -> DetectorSpec:
+    return DetectorSpec(
+        name=name,
+        family="features over time",
+        paper="C. Interno et al., AI-generated video detection via perceptual straightening, NeurIPS 2025",
+        bibtex="@inproceedings{interno2025restrav, title={{AI}-Generated Video Detection via Perceptual "
+        "Straightening}, author={Intern{\\`o}, Christian and Geirhos, Robert and Olhofer, Markus and Liu, Sunny and "
+        "Hammer, Barbara and Klindt, David}, booktitle={NeurIPS}, year={2025}}",
+        licence="this project's (the publisher's: Apache-2.0), and the trunk's",
+        num_frames=24,
+        side=224,
+        normalisation="fractions of white, not normalised further",
+        micro_batch=1,
+        frame_sampling="rate:11.5",
+        frame_fit="squash",
+        of_name=_of_trunk,
+        of_features="embedding",
+        estimator=RESTRAV,
+    )
+
+
+DETECTORS.register(_spec(name="restrav"))
+DETECTORS.register(_spec(name="restrav:NAME"))

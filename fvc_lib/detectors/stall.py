@@ -1,0 +1,133 @@
+"""``stall:TRUNK``: STALL, which calls a video fake if its frames or their changes are unlikely among real videos.
+
+Nothing is trained, and no fake is looked at. Two Gaussians are fitted to the real videos of the training part: one to
+the features of frames, one to the differences of neighbouring frames' features, divided by their length. The likelihood
+of a video is the largest of its frames under the first, and the smallest of its differences under the second. Each
+becomes the share of real training videos that are no more likely. The score is the mean of both shares.
+
+As published, 16 frames are taken, 8 a second, and resized to a square. The publisher begins at a random frame, and fits
+the first Gaussian to a random frame of every video; here the frames are from the middle of the video, and the frame is
+the middle one. The published Gaussians are fitted to 33,976 videos: shares of few videos are coarse.
+"""
+
+import numpy as np
+
+from fvc_lib.detectors.classical import Arrays, ClassicalModel, Labels, Settings, Values
+from fvc_lib.detectors.probe import on_frames, published_on, trunk_of
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import DETECTORS, DetectorSpec
+
+_TRUNK = "dinov3_large"
+_LEAST_VARIANCE = 1e-5  # added to every variance, as published
+
+
+def whitening(vectors: Values) -> tuple[Values, Values]:
+    """Return the mean (F,) of N vectors (N, F), and the matrix (F, K) that whitens their differences from the mean.
+
+    K is at most F and N - 1. Directions in which the vectors do not vary are left out.
+    """
+    mean = vectors.mean(0)
+    _, singular, directions = np.linalg.svd(vectors - mean, full_matrices=False)
+    varies = singular > singular.max() * np.finfo(float).eps * max(vectors.shape)
+    varies[len(vectors) - 1 :] = False
+    variances = singular[varies] ** 2 / (len(vectors) - 1)
+    return mean, directions[varies].T / np.sqrt(variances + _LEAST_VARIANCE)
+
+
+def log_likelihoods(vectors: Values, mean: Values, matrix: Values) -> Values:
+    """Return the logarithm of the density of whitened vectors (..., F) under a standard Gaussian, (...)."""
+    whitened = (vectors - mean) @ matrix
+    return np.asarray(-0.5 * (matrix.shape[1] * np.log(2 * np.pi) + (whitened**2).sum(-1)))
+
+
+def changes(features: Values) -> tuple[Values, Values]:
+    """Return the differences of neighbouring frames' features (N, T, F), of length 1, and their lengths before.
+
+    A difference of length 0 stays 0.
+
+    Returns:
+        A tuple: float64 (N, T - 1, F), and float64 (N, T - 1).
+
+    Raises:
+        UsageError: T is less than 2.
+    """
+    if features.shape[1] < 2:
+        raise UsageError("num_frames: got 1, and model stall wants 2 or more.")
+    differences = np.diff(features, axis=1)
+    lengths = np.linalg.norm(differences, axis=2)
+    return differences / np.where(lengths > 0, lengths, 1.0)[:, :, None], lengths
+
+
+def likelihoods(arrays: Arrays, features: Values) -> tuple[Values, Values]:
+    """Return how likely the frames and the changes of N videos are, two arrays float64 (N,), of features (N, T, F).
+
+    Neighbouring frames that are equal are left out of the changes; without any change the likelihood is infinite.
+    """
+    directions, lengths = changes(features)
+    of_frames = log_likelihoods(features, arrays["frame_mean"], arrays["frame_matrix"])
+    of_changes = log_likelihoods(directions, arrays["change_mean"], arrays["change_matrix"])
+    return of_frames.max(1), np.where(lengths > 0, of_changes, np.inf).min(1)
+
+
+def _fit(features: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
+    real = features[labels == 0]
+    directions = changes(real)[0]
+    frame_mean, frame_matrix = whitening(real[:, real.shape[1] // 2])
+    change_mean, change_matrix = whitening(directions.reshape(-1, directions.shape[2]))
+    arrays = {
+        "frame_mean": frame_mean, "frame_matrix": frame_matrix,
+        "change_mean": change_mean, "change_matrix": change_matrix,
+    }  # fmt: skip
+    of_changes = log_likelihoods(directions, change_mean, change_matrix).min(1)  # as published, equal frames included
+    return {
+        **arrays,
+        "frame_likelihoods": np.sort(likelihoods(arrays, real)[0]),
+        "change_likelihoods": np.sort(of_changes),
+    }
+
+
+def shares(arrays: Arrays, features: Values) -> Values:
+    """Return the published score of N videos, float64 (N,) in [0, 1], high for real, of features (N, T, F)."""
+    of_frames, of_changes = likelihoods(arrays, features)
+    found = [
+        np.searchsorted(arrays[f"{kind}_likelihoods"], values, side="right") / len(arrays[f"{kind}_likelihoods"])
+        for kind, values in (("frame", of_frames), ("change", of_changes))
+    ]
+    return np.asarray((found[0] + found[1]) / 2)
+
+
+def _logits(arrays: Arrays, features: Values) -> Values:
+    return 0.5 - shares(arrays, features)
+
+
+STALL = ClassicalModel(({},), _fit, _logits, per_frame=True)
+
+
+def _of_trunk(name: str) -> DetectorSpec:
+    return published_on(_spec(name), trunk_of(name, _TRUNK), on_frames)
+
+
+def _spec(name: str) -> DetectorSpec:
+    return DetectorSpec(
+        name=name,
+        family="training-free",
+        paper="O. Ben Hayun et al., Training-free detection of generated videos via spatial-temporal likelihoods, CVPR "
+        "2026",
+        bibtex="@inproceedings{benhayun2026stall, title={Training-free Detection of Generated Videos via "
+        "Spatial-Temporal Likelihoods}, author={Ben Hayun, Omer and Betser, Roy and Levi, Meir Yossef and Kassel, Levi "
+        "and Gilboa, Guy}, booktitle={CVPR}, year={2026}}",
+        licence="this project's (the publisher's: CC BY-NC 4.0), and the trunk's",
+        num_frames=16,
+        side=224,
+        normalisation="the trunk's",
+        micro_batch=1,
+        frame_sampling="rate:8",
+        frame_fit="squash",
+        of_name=_of_trunk,
+        of_features="embedding",
+        estimator=STALL,
+    )
+
+
+DETECTORS.register(_spec(name="stall"))
+DETECTORS.register(_spec(name="stall:NAME"))
