@@ -84,7 +84,7 @@ _REMEDIES = {
         "as the fakes."
     ),
     SHAPE_ONLY: (
-        "To do about it: choose a model whose frames have no black bars, such as the default; or add reals with the "
+        "To do about it: choose a model that sees the middle of each picture, such as the default; or add reals with the "
         "frame shapes of the fakes."
     ),
     REAL_SOURCE_FLOOR: _MORE_REALS,
