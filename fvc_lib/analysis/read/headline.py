@@ -84,8 +84,8 @@ _REMEDIES = {
         "as the fakes."
     ),
     SHAPE_ONLY: (
-        "To do about it: choose a model that sees the middle of each picture, such as the default; or add reals with the "
-        "frame shapes of the fakes."
+        "To do about it: choose a model that sees the middle of each picture, such as the default; or add reals with "
+        "the frame shapes of the fakes."
     ),
     REAL_SOURCE_FLOOR: _MORE_REALS,
     REAL_SOURCE_CONTROL: _MORE_REALS,
