@@ -1,10 +1,13 @@
 """A finished run and its detector, as a script reads and asks them."""
 
+import doctest
+import shutil
 from pathlib import Path
 
 import pytest
 
 import fvc_lib as fvc
+from fvc_lib import public
 from fvc_lib.services.tables import INDEX, read_table
 
 
@@ -32,3 +35,18 @@ def test_a_script_reads_a_run_and_asks_its_detector(scored_run, tmp_path: Path) 
     assert found["verdict"][1] in {"real", "fake", "undecided"}
     assert found["reasons"][1].len() > 0
     assert detector.worth
+
+
+def test_every_example_gives_what_it_says(scored_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but that of ``train``, which tests of whole runs show."""
+    corpus = Path(str(fvc.open_run(scored_run.root).parameters["corpus"]))
+    (tmp_path / "corpus").symlink_to(corpus)
+    for name in ("video.mp4", "a.mp4", "b.mp4"):
+        shutil.copy(corpus / read_table(scored_run.index, INDEX)["path"][0], tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FVC_RUNS_DIR", str(scored_run.root.parent.parent))
+    monkeypatch.setenv("FVC_CACHE_DIR", str(tmp_path / "cache"))
+    examples = doctest.DocTestFinder().find(public, globs={"fvc": fvc})
+    tried = [doctest.DocTestRunner().run(example) for example in examples if example.examples]
+    assert len(tried) >= 9
+    assert sum(result.failed for result in tried) == 0
