@@ -379,7 +379,7 @@ def _most_bytes(path: Path) -> int:
 
 
 def _too_large(path: Path) -> UsageError:
-    return UsageError(f"{path.name}: it takes more than {_most_bytes(path) >> 20:,} MiB, too much for its size.")
+    return UsageError(f"{path.name}: its cells take more than {_most_bytes(path) >> 20:,} MiB, too much for its size.")
 
 
 def _parquet_lines(path: Path) -> list[list[str]]:

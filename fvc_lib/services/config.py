@@ -85,6 +85,9 @@ class RunConfig(BaseModel):
     columns: Annotated[dict[str, str], BeforeValidator(split_pairs)] = field(
         {}, "data", "columns of a manifest with other headers: path=file,label=target,group=subject", _VIDEO, neutral={}
     )
+    case_score: Literal["mean", "max"] = field(
+        "mean", "results", "score of a manifest's case from its videos' logits: mean, or max", _VIDEO, neutral="mean"
+    )
     seed: int = field(
         0, "weights", "every random choice follows from it", stages=(DATA_INDEX, FOLD_ASSIGNMENT, KFOLD_RESULTS),
         ge=0, lt=2**31,

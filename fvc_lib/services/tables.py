@@ -438,7 +438,7 @@ RESULTS = _table(
     source="text",  # model, or the control's name
     # all: a vote per video; all_by_group: a vote per group; fold_K; target:NAME; source:NAME (within a source); or
     # across_sources (by models that saw none of the video's source); or within_pixels (without fakes that pixels
-    # cannot show)
+    # cannot show); or by_case (a vote per case, several videos of one event)
     scope="text",
     metric="text",
     value="number null",

@@ -129,6 +129,26 @@ def test_a_table_with_other_headers_is_read_by_the_columns_that_are_named(tmp_pa
             read_corpus(manifest, columns=columns)
 
 
+def test_the_videos_of_a_case_are_of_one_group_and_have_one_label(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"{name}.mp4" for name in "abcd"))
+    header = ("path", "label", "group", "case")
+    rows = [
+        ("a.mp4", "fake", "g", "1"),
+        ("b.mp4", "fake", "h", "1"),
+        ("c.mp4", "real", "", "2"),
+        ("d.mp4", "real", "", ""),
+    ]
+    listing = read_corpus(write_csv(tmp_path / "m.csv", header, *rows))
+    group_of, _ = group_annotations(listing)
+    groups = [group_of[f"{name}.mp4"] for name in "abcd"]
+    assert groups[0] == groups[1]
+    assert len(set(groups)) == 3
+    cases = [json.loads(entry.attributes or "{}").get("case") for entry in listing.entries]
+    assert cases == ["1", "1", "2", None]
+    with pytest.raises(DataError, match=r"m\.csv: 'case 1' has real and fake"):
+        read_corpus(write_csv(tmp_path / "m.csv", header, *rows, ("d.mp4", "real", "", "1")))
+
+
 @pytest.mark.fault(35)
 def test_paths_out_of_the_corpus_are_refused_with_their_row(tmp_path: Path) -> None:
     touch(tmp_path, "outside.mp4", "corpus/in.mp4", "corpus/sub/deep.mp4")

@@ -1,6 +1,7 @@
 """Results next to controls, refused predictions, targets, slices and decisions."""
 
 import itertools
+import json
 import re
 from typing import Any
 
@@ -8,7 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read.headline import judge, overall_scores, within_pixels
+from fvc_lib.analysis.figures.results import metric_table
+from fvc_lib.analysis.read.headline import by_case, judge, overall_scores, within_pixels
 from fvc_lib.metrics.classification import balanced_accuracy, brier_score, f1, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import group_interval
@@ -150,6 +152,41 @@ def test_fakes_that_pixels_cannot_show_are_scored_apart(tables: Any, folds: pl.D
     assert f"{apart['value']:.3f}" in sentence
     assert "metadata only" in sentence
     assert within_pixels(found.filter(pl.col("scope") != "within_pixels")) == ()
+
+
+@pytest.mark.parametrize("how", ["mean", "max"])
+def test_every_metric_stands_there_by_case_too_and_is_that_of_its_combined_logits(
+    tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame, how: str
+) -> None:
+    number = pl.int_range(pl.len()).over("group_id", "label") // 2
+    cases = folds.select("video_id", "group_id", "label", case=pl.format("{} {}", "label", number))
+    texts = [None if case == "real 0" else json.dumps({"case": case}) for case in cases["case"]]
+    index = tables.index(folds, attributes=texts)
+    found = kfold_results(index, folds, predictions, CONFIG.model_copy(update={"case_score": how}))
+    named = pl.when(pl.col("case") == "real 0").then("video_id").otherwise(pl.format("{} {}", "group_id", "case"))
+    known = predictions.join(cases.select("video_id", case=named), on="video_id")
+    logit = getattr(pl.col("logit") / pl.col("temperature"), how)()
+    combined = known.group_by("case", maintain_order=True).agg(logit=logit, fold=pl.col("fold").first(),
+        label=pl.col("label").first(), threshold=pl.col("threshold").first())  # fmt: skip
+    assert cases.height > combined.height > combined.filter(pl.col("case").str.starts_with("video")).height > 0
+    labels, scores = controls.fake_labels(combined), 1 / (1 + np.exp(-combined["logit"].to_numpy()))
+    expected = {
+        "roc_auc": within_folds(roc_auc, combined["fold"])(labels, scores),
+        "brier_score": brier_score(labels, scores),
+        "f1": f1(labels, (scores >= combined["threshold"].to_numpy()).astype(int)),
+    }
+    for metric, value in expected.items():
+        of_cases = row(found, "model", "by_case", metric)
+        assert of_cases["value"] == pytest.approx(value, abs=1e-12), metric
+        assert of_cases["num_videos"] == combined.height
+    sources = found.filter(scope="by_case")["source"]
+    assert set(sources) == {"model", *ALL_CONTROLS}, "no number without its controls"
+    (sentence,) = by_case(found)
+    assert f"{row(found, 'model', 'by_case', 'roc_auc')['value']:.3f}" in sentence
+    assert "by_case" in metric_table(found).columns
+    assert found.filter(pl.col("scope") != "by_case").equals(
+        kfold_results(tables.index(folds), folds, predictions, CONFIG)
+    )
 
 
 def test_a_group_has_one_vote_and_videos_left_out_have_none(tables: Any, folds: pl.DataFrame) -> None:

@@ -43,13 +43,18 @@ def metric_table(results: pl.DataFrame) -> pl.DataFrame:
     Columns are ``metric better by_video by_group fold_mean fold_std``. ``better`` is ``higher`` or ``lower``.
     ``by_video`` and ``by_group`` are values as text with intervals. In ``by_video`` every video has the same weight, in
     ``by_group`` every group. ``fold_mean`` and ``fold_std`` are mean and standard deviation of the values of the folds.
+    If the corpus states cases, ``by_case`` has the values with one score per case.
     """
     model = results.filter(source="model")
     texts = [None if row[0] is None else interval_text(*row) for row in model.select("value", "low", "high").rows()]
     model = model.with_columns(text=pl.Series(texts, dtype=pl.String))
     by_group = model.filter(scope=BY_GROUP).select("metric", by_group="text")
+    by_case = model.filter(scope=headline.BY_CASE).select("metric", by_case="text")
     joined = model.filter(scope=BY_VIDEO).join(by_group, on="metric", how="left", maintain_order="left")
-    return joined.select(*_METRIC, pl.col("text").alias("by_video"), "by_group", "fold_mean", "fold_std")
+    joined = joined.join(by_case, on="metric", how="left", maintain_order="left")
+    columns = ("by_group", "by_case", "fold_mean", "fold_std")
+    shown = [name for name in columns if by_case.height or name != "by_case"]
+    return joined.select(*_METRIC, pl.col("text").alias("by_video"), *shown)
 
 
 _METRIC = (

@@ -68,6 +68,7 @@ REAL_SOURCE_FLOOR = "real_source_floor"  # the model's scores, measured on two s
 REAL_SOURCE_CONTROL = "real_source_control"  # the same detector, trained to tell the two sources of reals apart
 MARGIN = "margin_over_floor"
 ACROSS_SOURCES = "across_sources"  # scope of scores by models that saw none of the video's source
+BY_CASE = "by_case"  # scope in which each case, several videos of one event, counts once
 WITHIN_PIXELS = "within_pixels"  # scope of the videos without the fakes that pixels cannot show
 _MORE_REALS = (
     "To do about it: test on another corpus (-p protocol cross_corpus); or add reals from where the fakes come from."
@@ -299,6 +300,7 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
         cautions = (
             *across_sources(answer.frame),
             *within_pixels(answer.frame),
+            *by_case(answer.frame),
             *protocol_cautions(parameters, answer.frame, HEADLINE_METRIC),
         )
     if not measured.scores:
@@ -462,6 +464,15 @@ def within_pixels(results: pl.DataFrame) -> tuple[str, ...]:
     if not texts:
         return ()
     return (f"Without the fakes that pixels cannot show (staged, out of context, miscaptioned): {texts}.",)
+
+
+def by_case(results: pl.DataFrame) -> tuple[str, ...]:
+    """Return one sentence on the scores of cases, several videos of one event; empty if the corpus states none.
+
+    ``results`` holds rows of RESULTS.
+    """
+    texts, cases = _with_metadata(results, BY_CASE), results.filter(scope=BY_CASE)["num_videos"]
+    return (f"By case, with one score for all videos of an event: {texts} ({cases[0]:,} cases).",) if texts else ()
 
 
 def _with_metadata(results: pl.DataFrame, scope: str) -> str:

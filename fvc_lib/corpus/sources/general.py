@@ -8,6 +8,7 @@ Review 43(1), 2019.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -115,31 +116,39 @@ def read_manifest(manifest: Path) -> Listing:
 
     ``Reading.columns`` says which columns these are in a table with other headers.
 
-    Optional columns are ``group`` (or ``group_id``), ``manipulation``, ``platform``, ``generator``, ``real_source`` (or
-    ``source``) and the official ``split`` (or ``part``). Every other column is stored as an attribute; reports also
-    list results for each value of an attribute. Case and surrounding space of labels are ignored. Rows with labels
-    other than real and fake are rejected.
+    Optional columns are ``group`` (or ``group_id``), ``case``, ``manipulation``, ``platform``, ``generator``,
+    ``real_source`` (or ``source``) and the official ``split`` (or ``part``). Every other column is stored as an
+    attribute; reports also list results for each value of an attribute. Case and surrounding space of labels are
+    ignored. Rows with labels other than real and fake are rejected.
+
+    Videos with the same ``case`` show one event and get one more score together. They are of one leakage group,
+    whatever groups they state, because a split must not divide them.
 
     A row may name a folder of pictures, which are the frames of a video. Rows that name single pictures in the same
     folder are joined to one row for their video (``label_table.join_frames``).
 
     Raises:
         UsageError: the file is no table, a column is missing or misspelt, or the split has an unknown part.
-        DataError: no row has a usable label.
+        DataError: no row has a usable label, or a case has both labels.
     """
     files, rejections = CorpusFiles(manifest.parent), Rejections()
-    kinds = [(name,) for name in ("manipulation", "platform", "generator")]
+    kinds = [(name,) for name in ("manipulation", "platform", "generator", "case")]
     needed, optional = (_PATHS, ("label",)), (GROUP_COLUMNS, SOURCE_COLUMNS, SPLIT_COLUMNS, *kinds)
     table = read_label_table(manifest).renamed(READING.get().columns, [*chain(*needed, *optional)])
     others = table.further_columns(needed, optional)
     rows, places, words, unknown = list[Entry](), list[str | Refusal](), list[str](), list[str]()
+    labels_of = defaultdict[str, set[str | None]](set)
     for row in file_rows(table, files, rejections, _PATHS):
         word = row.cells["label"]
         entry, no_part = entry_of(row.cells, row.path, stated_label(word, table.label_column), row.number, table.name)
         if no_part is not None:
             unknown.append(cell_text(row.cells, *SPLIT_COLUMNS) or "")
-        further = {name: text for name in others if (text := cell_text(row.cells, name.lower())) is not None}
-        rows.append(replace(entry, attributes=attributes_text(further)))
+        stated = {name: cell_text(row.cells, name.lower()) for name in (*others, "case")}
+        further = {name: text for name, text in stated.items() if text is not None}
+        links = (f"case {further['case']}",) if "case" in further else ()
+        for link in links:
+            labels_of[link].add(entry.label)
+        rows.append(replace(entry, attributes=attributes_text(further), links=links))
         places.append(row.refused() or row.path)
         words.append(word)
     if unknown:  # these videos could be in the wrong part otherwise
@@ -147,6 +156,11 @@ def read_manifest(manifest: Path) -> Listing:
             f"{table.name}: the column of the split has {counts_text(unknown)}; wanted one of {', '.join(PART_NAMES)}, "
             "or nothing. Write these, or, if it is no split, rename the column, such as to 'my_split'."
         )
+    for case, labels in labels_of.items():
+        if labels.issuperset(LABELS):
+            raise DataError(
+                f"{table.name}: {case!r} has real and fake videos, so it has no verdict. Make two cases of it."
+            )
     _require_labels(f"{table.name}, column {table.label_column!r}", rows, "Fill it with real and fake.")
     rows, places, notes = join_frames(files, rows, places, words, rejections)
     return listing_of_rows(files, "manifest", rows, places, rejections, notes)

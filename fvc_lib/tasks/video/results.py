@@ -28,6 +28,7 @@ import polars as pl
 from fvc_lib.corpus.folds import check_folds, make_folds, most_folds
 from fvc_lib.corpus.protocols import separate_sources, source_expression
 from fvc_lib.metrics.calibration import probabilities
+from fvc_lib.metrics.cases import CaseScore, case_scores
 from fvc_lib.metrics.classification import SHARE, FloatArray, IntArray, Metric, decide, divide
 from fvc_lib.metrics.cross_validation import METRICS, PROBABILITY_METRICS, measure_over_folds
 from fvc_lib.metrics.declaration import UNCALIBRATED
@@ -78,6 +79,7 @@ ALL_FOLDS = "all"
 ALL_BY_GROUP = "all_by_group"
 SOURCE_SCOPE = "source:"  # prefix of the scope of the videos of one source
 ACROSS_SOURCES = "across_sources"  # scores of models that saw none of the video's source
+BY_CASE = "by_case"  # scope in which each case, several videos of one event, counts once
 WITHIN_PIXELS = "within_pixels"  # scope of the videos without the fakes that pixels cannot show
 # Values of ``manipulation`` that leave the pixels of real footage as they were.
 OUTSIDE_PIXELS = ("staged", "out of context", "miscaptioned")
@@ -207,11 +209,11 @@ def kfold_results(
     check_predictions(folds, predictions, left_out=left_out, labels_were_shuffled=config.shuffle_labels)
     predictions = predictions.sort("video_id")
     judged = predictions.select("video_id", "group_id", "label", "fold")  # with shuffle_labels, shuffled labels
-    model, trainings = with_targets(predictions, protocol), trainings_of(protocol, config, left_out)
+    model, trainings = with_targets(with_cases(predictions, index), protocol), trainings_of(protocol, config, left_out)
     rows = _source_rows(MODEL, model, METRIC_NAMES + MODEL_ONLY_NAMES, config)
     found = all_controls(index, judged, predictions, seed=config.seed, trainings=trainings, has_bars=sees_bars(config))
     for source, scored in found.items():
-        rows += _source_rows(source, with_targets(scored, protocol), METRIC_NAMES, config)
+        rows += _source_rows(source, with_targets(with_cases(scored, index), protocol), METRIC_NAMES, config)
     parts = within_sources(index, predictions, config.source_column) | within_pixels(index, predictions)
     for scope, videos in parts.items():
         for source in (MODEL, METADATA_ONLY, SHAPE_ONLY):
@@ -354,6 +356,28 @@ def with_targets(scored: pl.DataFrame, protocol: pl.DataFrame | None) -> pl.Data
     return scored.join(of_video, on="video_id", how="left", maintain_order="left")
 
 
+def with_cases(scored: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
+    """Return ``scored`` with a column ``case``: the video's case in the manifest, or else its id."""
+    stated = pl.format("{}: {}", "group_id", source_expression(index, "case"))
+    cases = index.select("video_id", case=pl.coalesce(stated, "video_id"))
+    return scored.join(cases, on="video_id", how="left", maintain_order="left")
+
+
+def of_cases(scored: pl.DataFrame, how: CaseScore) -> pl.DataFrame:
+    """Return ``scored`` with one row per case, whose score is the mean or maximum of its videos' (``case_scores``).
+
+    Logits are combined where there are some. All videos of a case are of one fold, so they share its temperature and
+    threshold. A control without logits has its scores combined.
+    """
+    column = "logit" if "logit" in scored.columns else "score"
+    rows, values = case_scores(scored[column], scored["case"], how)
+    cases = scored[rows].with_columns(pl.Series(column, values))
+    if column == "logit":
+        scores = probabilities(values / cases["temperature"].to_numpy(), 1.0)
+        cases = cases.with_columns(score=pl.Series(scores))
+    return cases
+
+
 def check_predictions(
     folds: pl.DataFrame,
     predictions: pl.DataFrame,
@@ -405,11 +429,11 @@ def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
 def _source_rows(source: str, scored: pl.DataFrame, names: Sequence[str], config: RunConfig) -> list[Row]:
     """Return the rows of RESULTS for the model or one control, in every scope.
 
-    The scopes are all folds, all folds with one vote per group, every target and every fold.
+    The scopes are all folds, all folds with one vote per group, every target, all cases and every fold.
 
     Args:
         source: the model or the control.
-        scored: columns ``group_id label fold score threshold``, optionally ``target logit``.
+        scored: columns ``group_id label fold score threshold``, optionally ``target case logit``.
         names: names of the metrics (``measured``).
         config: gives replicates, confidence and seed.
     """
@@ -428,6 +452,8 @@ def _source_rows(source: str, scored: pl.DataFrame, names: Sequence[str], config
     scopes = {ALL_FOLDS: scored, ALL_BY_GROUP: scored}
     if "target" in scored.columns:
         scopes |= {f"target:{target}": scored.filter(target=target) for target in scored["target"].unique().sort()}
+    if "case" in scored.columns and scored["case"].n_unique() < scored.height:
+        scopes[BY_CASE] = of_cases(scored, config.case_score)
     rows: list[Row] = []
     for scope, part in scopes.items():
         groups = part["group_id"].to_list()
