@@ -11,7 +11,7 @@ WORKERS ?= auto
 GPU_PYTHON = $(if $(filter command environment,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(RUN)),$(PYTHON)))
 MLFLOW_STAMP := $(VENV)/.installed-mlflow
 DETECTORS_STAMP := $(VENV)/.installed-detectors
-VERDICTS_STAMP := $(VENV)/.installed-verdicts
+APP_STAMP := $(VENV)/.installed-app
 
 # Installs packages and shows how far it is: pip says nothing for minutes, or far too much.
 define install
@@ -24,6 +24,9 @@ endef
 
 # Versions that the resolver would take too new for Python 3.11.0 to 3.11.4 (Debian 12 has 3.11.2).
 OLDEST_PYTHON := 'soupsieve<3'
+# The torch that is tested, with its torchvision; and from 4.25 on jsonschema compiles grammars of addresses when it is
+# imported: 1.2 s in every kernel and command.
+PINNED := 'torch==2.13.0' 'torchvision==0.28.*' 'jsonschema<4.25'
 
 # Resolves the extras $(2) in an environment of their own, called $(1), with further options $(3), into a list of versions.
 # A local version (torch 2.13.0+cpu) names one machine's build; setuptools belongs to the environment itself.
@@ -35,7 +38,7 @@ define resolve
 		| LC_ALL=C sort > build/lock/$(1).txt
 endef
 
-.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm test-gpu bench-gpu golden honesty fuzz faults kills lint format bench bench-quick bench-clips bench-index bench-scale bench-training bench-detectors bench-preflight bench-pipeline bench-coverage bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
+.PHONY: help setup setup-mlflow setup-detectors setup-app demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-app test-slurm test-gpu bench-gpu golden honesty fuzz faults kills lint format bench bench-quick bench-clips bench-index bench-scale bench-training bench-detectors bench-preflight bench-pipeline bench-coverage bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -60,7 +63,7 @@ $(MLFLOW_STAMP): $(STAMP) requirements-mlflow.lock
 	@$(call install,--requirement requirements.lock --requirement requirements-mlflow.lock)
 	@touch $@
 
-setup-detectors: $(DETECTORS_STAMP)  ## Add torchvision, timm, pytorchvideo and facenet-pytorch to .venv, for published networks and faces
+setup-detectors: $(DETECTORS_STAMP)  ## Add torchvision, timm, pytorchvideo, boosters and facenet-pytorch to .venv, for published networks and faces
 
 # Without what they ask for, which requirements.lock has: else pip might bring another build of torch. facenet-pytorch
 # works with this torch and pins an old one, so that no lock can be resolved with it.
@@ -68,10 +71,10 @@ $(DETECTORS_STAMP): $(STAMP) requirements-detectors.lock
 	@$(call install,--no-deps --requirement requirements-detectors.lock facenet-pytorch==2.6.0)
 	@touch $@
 
-setup-verdicts: $(VERDICTS_STAMP)  ## Add c2pa to .venv, for provenance
+setup-app: $(APP_STAMP)  ## Add to .venv what the page for verdicts and provenance (c2pa) need
 
-$(VERDICTS_STAMP): $(STAMP) requirements-verdicts.lock
-	@$(call install,--requirement requirements.lock --requirement requirements-verdicts.lock)
+$(APP_STAMP): $(STAMP) requirements-app.lock
+	@$(call install,--requirement requirements.lock --requirement requirements-app.lock)
 	@touch $@
 
 demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus and show where the report is
@@ -86,7 +89,7 @@ demo-video-text: $(STAMP)  ## Train video-text retrieval and captions on built-i
 lab: $(STAMP)  ## Open the notebooks in JupyterLab
 	$(VENV)/bin/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
-verdicts: setup-verdicts  ## Show a page on which anybody drops videos and reads verdicts: make verdicts MODEL=latest PORT=8866
+verdicts: setup-app  ## Show a page on which anybody drops videos and reads verdicts: make verdicts MODEL=latest PORT=8866
 	$(RUN) run_notebooks.py app $(or $(MODEL),latest) --port $(or $(PORT),8866)
 
 audit: $(STAMP)  ## Audit a table of anyone's scores: make audit SCORES=scores.csv
@@ -99,7 +102,7 @@ test: $(STAMP)  ## Run the tests; WORKERS=n at once, else two more than cores
 	$(RUN) -m pytest -n $(WORKERS) --dist worksteal
 
 test-runs: $(STAMP)  ## Run the tests of whole runs and commands, which take ten seconds or more each
-	$(RUN) -m pytest -n auto --dist worksteal -m "slow and not long and not mlflow and not detectors and not verdicts"
+	$(RUN) -m pytest -n auto --dist worksteal -m "slow and not long and not mlflow and not detectors and not app"
 
 test-long: setup-mlflow  ## Run the tests that take longer and have no target of their own
 	$(RUN) -m pytest -n auto --dist worksteal -m "long and not fault and not slurm" --ignore tests/test_honesty.py \
@@ -112,8 +115,8 @@ test-mlflow: setup-mlflow  ## Export runs to a real MLflow server; installs MLfl
 test-detectors: setup-detectors  ## Build, load and train published networks; installs their packages into .venv
 	$(RUN) -m pytest -n 2 --dist worksteal -m "detectors and not long"
 
-test-verdicts: setup-verdicts  ## Check provenance; installs its package into .venv
-	$(RUN) -m pytest -n 2 --dist worksteal -m "verdicts and not long"
+test-app: setup-app  ## Check provenance; installs its package into .venv
+	$(RUN) -m pytest -n 2 --dist worksteal -m "app and not long"
 
 test-browser: $(STAMP)  ## Drive JupyterLab and the offline pages in Chromium
 	$(RUN) -m pytest -n 0 tests/browser -m "long or not long"
@@ -205,14 +208,14 @@ bench-pipeline: $(STAMP)  ## Measure what running notebooks costs beside bare pa
 index-kills: $(STAMP)  ## Kill an index of 10,000 files again and again; the outcome must not change
 	$(RUN) -m pytest -m long tests/corpus/test_index_scale.py
 
-lock:  ## Resolve the newest allowed versions anew into requirements.lock and the locks of MLflow, detectors and verdicts
+lock:  ## Resolve the newest allowed versions anew into requirements.lock and the locks of MLflow, detectors and the app
 	rm -rf build/lock && mkdir -p build/lock
-	$(call resolve,all,dev$(comma)mlflow$(comma)detectors$(comma)verdicts,$(OLDEST_PYTHON))
+	$(call resolve,all,workbench$(comma)dev$(comma)mlflow$(comma)detectors$(comma)app,$(OLDEST_PYTHON) $(PINNED))
 	# The same versions without what is optional: MLflow would bring pandas into every process.
-	$(call resolve,base,dev,--constraint build/lock/all.txt)
-	$(call resolve,mlflow,dev$(comma)mlflow,--constraint build/lock/all.txt)
-	$(call resolve,detectors,dev$(comma)detectors,--constraint build/lock/all.txt)
-	$(call resolve,verdicts,dev$(comma)verdicts,--constraint build/lock/all.txt)
+	$(call resolve,base,workbench$(comma)dev,--constraint build/lock/all.txt)
+	$(call resolve,mlflow,workbench$(comma)dev$(comma)mlflow,--constraint build/lock/all.txt)
+	$(call resolve,detectors,workbench$(comma)dev$(comma)detectors,--constraint build/lock/all.txt)
+	$(call resolve,app,workbench$(comma)dev$(comma)app,--constraint build/lock/all.txt)
 	echo "# Every package FVC runs and is tested with. Made by: make lock" > requirements.lock
 	cat build/lock/base.txt >> requirements.lock
 	# Debian 12 has Python 3.11.2, and some packages want 3.11.5: then name an older version in OLDEST_PYTHON.
@@ -221,10 +224,10 @@ lock:  ## Resolve the newest allowed versions anew into requirements.lock and th
 	echo "# What MLflow brings beside requirements.lock. Made by: make lock" > requirements-mlflow.lock
 	LC_ALL=C comm -13 build/lock/base.txt build/lock/mlflow.txt >> requirements-mlflow.lock
 	echo "# What published networks bring beside requirements.lock. Made by: make lock" > requirements-detectors.lock
-	LC_ALL=C comm -13 build/lock/base.txt build/lock/detectors.txt >> requirements-detectors.lock
-	echo "# What provenance, attribution and other forms of a network bring beside requirements.lock. Made by: make lock" \
-		> requirements-verdicts.lock
-	LC_ALL=C comm -13 build/lock/base.txt build/lock/verdicts.txt >> requirements-verdicts.lock
+	# One machine's GPUs need no nccl for boosting, and it has no wheel for every system.
+	LC_ALL=C comm -13 build/lock/base.txt build/lock/detectors.txt | grep -v '^nvidia-' >> requirements-detectors.lock
+	echo "# What the page and provenance bring beside requirements.lock. Made by: make lock" > requirements-app.lock
+	LC_ALL=C comm -13 build/lock/base.txt build/lock/app.txt >> requirements-app.lock
 
 clean:  ## Remove the environment and tool caches; runs, data and clips stay
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -393,9 +393,10 @@ def train(corpus: AnyPath = "", **parameters: Any) -> Run:
         >>> run.headline[0]  # doctest: +SKIP
         'The model is above its best control (metadata only, 0.612).'
     """
-    from fvc_lib.command_line.run_command import NOTEBOOKS, RunCommand, RunOptions
+    from fvc_lib.command_line.run_command import RunCommand, RunOptions
     from fvc_lib.execution.run.which_run import given_values
     from fvc_lib.services.errors import command_text
+    from fvc_lib.services.home import NOTEBOOKS
 
     given = given_values(options={"corpus": str(corpus), **parameters})
     command = RunCommand(NOTEBOOKS, RunOptions(), given)

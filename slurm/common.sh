@@ -22,6 +22,8 @@ if [ -z "$PYTHON" ]; then
     PYTHON=${FVC_PYTHON:-$FVC_HOME/.venv/bin/python}
     [ -x "$PYTHON" ] || PYTHON=python3
 fi
+fvc_program=("$FVC_HOME/run_notebooks.py")
+[ -f "$FVC_HOME/run_notebooks.py" ] || fvc_program=(-P -m fvc_lib.command_line.program) # installed from a wheel
 # Not every cluster keeps a job to its processors, and torch takes all that it sees.
 if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}"
@@ -38,7 +40,7 @@ fvc_run() {
         [ "$fvc_stop" != USR1 ] || fvc_requeue
         return 75
     fi
-    "$PYTHON" "$FVC_HOME/run_notebooks.py" "$@" &
+    "$PYTHON" "${fvc_program[@]}" "$@" &
     fvc_child=$!
     # A signal ends `wait` early; the child's own exit code is what the wait says that none interrupted.
     while :; do

@@ -28,8 +28,10 @@ case ${1:--} in
             exit 2 ;;
         esac
         set -- "$@" --experiment "job_$SLURM_JOB_ID"
+        runs=$FVC_HOME/runs
+        [ -f "$FVC_HOME/run_notebooks.py" ] || runs=$PWD/runs # installed from a wheel
         # A job that was requeued goes on with the run that it began; straight, it would train from the start again.
-        if compgen -G "${FVC_RUNS_DIR:-$FVC_HOME/runs}/job_$SLURM_JOB_ID/run_*/run.json" >/dev/null; then
+        if compgen -G "${FVC_RUNS_DIR:-$runs}/job_$SLURM_JOB_ID/run_*/run.json" >/dev/null; then
             set -- --resume latest "$@"
             export USE_MLOPS_PIPELINE=true
         fi

@@ -18,7 +18,7 @@ import pytest
 from fvc_lib.command_line.verdicts.app import Desk, Upload, serve
 from fvc_lib.services.errors import DataError, UsageError
 
-pytestmark = pytest.mark.verdicts
+pytestmark = pytest.mark.app
 ERRORS = {b"fail": DataError("no video"), b"break": ValueError("odd")}  # by the content of the file
 
 

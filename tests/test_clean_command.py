@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from fvc_lib.command_line.main import main
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import RunStatus, run_lock
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.video.clips.store import ClipStore
-from run_notebooks import main
 from tests.faults.disks import small_tmpfs
 
 BEST, LATEST = "checkpoints/fold_0/best_model.safetensors", "checkpoints/fold_0/latest_checkpoint.pt"

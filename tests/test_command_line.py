@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import run_notebooks
+from fvc_lib.command_line.main import main
 from fvc_lib.command_line.run_command import trouble_of_choice
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services.config import RunConfig
@@ -36,7 +36,7 @@ def test_control_characters_of_names_do_nothing_on_a_terminal(tmp_path, monkeypa
     asked = (["corpora", str(folder)], ["corpora", str(folder / f"{name}.csv")], ["audit", str(folder / f"{name}.csv")],
              ["status"], ["-p", "corpus", str(folder), "--dry-run"], ["predict", name, name], [name])  # fmt: skip
     for arguments in asked:
-        done = CliRunner().invoke(run_notebooks.main, arguments, color=True)
+        done = CliRunner().invoke(main, arguments, color=True)
         assert done.exit_code in {1, 2, 3}, arguments
         shown = done.stdout + done.stderr
         assert [char for char in shown if not char.isprintable() and char != "\n"] == [], shown
@@ -50,7 +50,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, monkeypatch):
     begin_run(RunConfig(**given), command="test")
     before = contents(tmp_path)
     values = [text for name, value in given.items() for text in ("-p", name, str(value))]
-    done = CliRunner().invoke(run_notebooks.main, ["--dry-run", *values])
+    done = CliRunner().invoke(main, ["--dry-run", *values])
     assert done.exit_code == 0, done.stderr
     assert "04_fold_training_fold_2" in done.stdout
     assert "04_fold_training_fold_3" not in done.stdout
@@ -137,7 +137,7 @@ class Broken:
 def test_what_cannot_be_meant_exits_2_before_anything_is_written(tmp_path, monkeypatch, arguments, words):
     """In this process: a new one for each spends seconds on imports."""
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(run_notebooks.main, arguments, env={"FVC_RUNS_DIR": str(tmp_path / "runs")})
+    done = CliRunner().invoke(main, arguments, env={"FVC_RUNS_DIR": str(tmp_path / "runs")})
     assert done.exit_code == 2, done.stderr
     assert words in done.stderr
     assert isinstance(done.exception, SystemExit)  # anything else would be a traceback
@@ -154,7 +154,7 @@ def test_no_run_begins_that_would_wait_for_a_cluster_that_does_not_answer(tmp_pa
         (tools / name).chmod(0o755)
     monkeypatch.chdir(work)
     here = {"FVC_RUNS_DIR": str(work / "runs"), "PATH": f"{tools}:/usr/bin:/bin" if programs else str(tools)}
-    done = CliRunner().invoke(run_notebooks.main, ["--executor", "slurm"], env=here)
+    done = CliRunner().invoke(main, ["--executor", "slurm"], env=here)
     assert done.exit_code == 2
     assert named in done.stderr
     assert list(work.iterdir()) == []
@@ -170,7 +170,7 @@ def test_targets_that_are_no_names_of_the_corpora_are_refused_before_a_run_begin
     monkeypatch.chdir(tmp_path)
     here = {"FVC_RUNS_DIR": str(tmp_path / "runs"), "FVC_CACHE_DIR": str(tmp_path / "cache")}
     command = ["--dry-run", "-p", *asked, "-p", "target_corpora", "other"]
-    done = CliRunner().invoke(run_notebooks.main, command, env=here)
+    done = CliRunner().invoke(main, command, env=here)
     assert done.exit_code == 2, done.stderr
     assert "target_corpora: 'other' is none of this run's corpora. Did you mean 'others'?" in done.stderr
     assert contents(tmp_path) == before
@@ -179,10 +179,12 @@ def test_targets_that_are_no_names_of_the_corpora_are_refused_before_a_run_begin
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
 def test_a_signal_while_libraries_load_gives_the_documented_code(tmp_path, number, code):
     """The first library of ours to be loaded waits for the signal."""
-    package = tmp_path / "fvc_lib"
-    package.mkdir()
-    (package / "__init__.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(600)\n")
-    (tmp_path / "run_notebooks.py").write_text((ROOT / "run_notebooks.py").read_text())
+    package = tmp_path / "fvc_lib/command_line"
+    package.mkdir(parents=True)
+    (package / "main.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(600)\n")
+    real = ("__init__.py", "command_line/__init__.py", "command_line/program.py", "command_line/signals.py")
+    for name in ("run_notebooks.py", *(f"fvc_lib/{name}" for name in real)):
+        (tmp_path / name).write_text((ROOT / name).read_text())
     at_work = subprocess.Popen([sys.executable, tmp_path / "run_notebooks.py"], stdout=subprocess.PIPE, text=True)
     assert at_work.stdout.readline() == "loading\n"
     at_work.send_signal(number)
@@ -200,8 +202,8 @@ def test_an_unforeseen_error_is_three_lines_and_a_file(monkeypatch, tmp_path, er
     def fail(*arguments, **options):
         raise error
 
-    monkeypatch.setattr("fvc_lib.command_line.main.RunCommand.__init__", fail)
-    done = CliRunner().invoke(run_notebooks.main, ["--dry-run"])
+    monkeypatch.setattr("fvc_lib.command_line.run_command.RunCommand.__init__", fail)
+    done = CliRunner().invoke(main, ["--dry-run"])
     assert done.exit_code == code
     lines = done.stderr.partition("error: ")[2].splitlines()  # a warning of the parameters came before
     assert len(lines) == 3

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-import run_notebooks
+from fvc_lib.command_line.main import main
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import run_lock
 from fvc_lib.services.config import RunConfig
@@ -35,7 +35,7 @@ def command(run: RunPaths, monkeypatch: pytest.MonkeyPatch, warm_workers: None) 
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["run_notebooks.py", *arguments])
             given = {"FVC_RUNS_DIR": str(run.root.parents[1]), **environment}
-            return CliRunner().invoke(run_notebooks.main, arguments, env=given, prog_name="run_notebooks.py")
+            return CliRunner().invoke(main, arguments, env=given, prog_name="run_notebooks.py")
 
     return type_
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fvc_lib.command_line.run_command import NOTEBOOKS, RunCommand, RunOptions
+from fvc_lib.command_line.run_command import RunCommand, RunOptions
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.which_run import given_values, open_run
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.home import NOTEBOOKS
 from fvc_lib.services.parameters import run_config
 
 AUTO = ("num_ranks", "auto")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-import run_notebooks
+from fvc_lib.command_line.main import main
 from tests.corpus.published import MINIATURES, text, touch
 
 HEADER = "path,label"
@@ -55,7 +55,7 @@ def call(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["run_notebooks.py", *arguments])
         places = {"FVC_RUNS_DIR": "runs", "FVC_CACHE_DIR": "cache", "FVC_DATA_DIR": "data"}
         here = {name: str(tmp_path / "out" / value) for name, value in places.items()}
-        return CliRunner().invoke(run_notebooks.main, list(arguments), env=here)
+        return CliRunner().invoke(main, list(arguments), env=here)
 
     return made
 

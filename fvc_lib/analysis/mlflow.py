@@ -47,6 +47,7 @@ from fvc_lib.services.atomic_files import (
     sha256_of_json,
 )
 from fvc_lib.services.errors import FvcError, UsageError, command_text
+from fvc_lib.services.home import HOME, IS_CHECKOUT
 from fvc_lib.services.tables import csv_for_people
 from fvc_lib.services.tasks import FOLD_TRAINING
 
@@ -490,7 +491,8 @@ def connected(tracking_uri: str) -> Iterator[Any]:
                 text = f"{type(error).__name__}: {_without_secrets(clean_text(error), tracking_uri)[:600]}"
                 raise TrackingError(f"MLflow at {shown_uri(tracking_uri)}: {text}") from None
     except ModuleNotFoundError as error:
-        setup = shlex.join(["make", "-C", str(fvc_lib.CHECKOUT), "setup-mlflow"])
+        setup = shlex.join(["make", "-C", str(HOME), "setup-mlflow"])
+        setup = setup if IS_CHECKOUT else "pip install 'fvc_lib[mlflow]'"
         raise UsageError(f"MLflow needs the package {error.name!r}, which is not installed: {setup}") from error
     finally:
         logging.disable(disabled)

@@ -1,1 +1,1 @@
-"""The commands of ``run_notebooks.py``, for a person at a terminal or a batch script."""
+"""The commands of ``fvc``, for a person at a terminal or a batch script."""

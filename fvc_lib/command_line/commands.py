@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fvc_lib.command_line.models import RUNS_DIR, write_run_bundle
+from fvc_lib.command_line.models import write_run_bundle
+from fvc_lib.command_line.options import (
+    AS_JSON,
+    PARAMS_FILES,
+    PARAMS_VALUES,
+    RUNS_DIR,
+    ParametersCommand,
+    print_json,
+)
 from fvc_lib.execution.run.session import read_progress
 from fvc_lib.execution.run.shards import shards_line
 from fvc_lib.execution.run.status import is_worked_on, run_lock, status_now
@@ -33,7 +41,7 @@ if TYPE_CHECKING:
     from fvc_lib.analysis.mlflow import RunContent
 
 
-@click.command(short_help="Show how far a run is, its jobs included.")
+@click.command()
 @click.argument("run", default="latest")
 @RUNS_DIR
 def status(run: str, runs_dir: Path) -> None:
@@ -86,7 +94,7 @@ def _show_jobs(folder: Path) -> list[JobState]:
     return jobs
 
 
-@click.command(short_help="Compare runs pair by pair, with intervals.")
+@click.command()
 @click.argument("runs", nargs=-1, required=True)
 @click.option("--metric", default="roc_auc", show_default=True, help="The metric that is compared.")
 @RUNS_DIR
@@ -143,7 +151,7 @@ def report_run(run: RunPaths) -> int:
     return exit_code or (DataError.exit_code if run_headline(run).notes else 0)
 
 
-@click.command(short_help="Write a run's pages again.")
+@click.command()
 @click.argument("run", default="latest")
 @RUNS_DIR
 @click.pass_context
@@ -158,17 +166,21 @@ def report(context: click.Context, run: str, runs_dir: Path) -> None:
     context.exit(report_run(find_run(runs_dir, run)))
 
 
-@click.command(short_help="Check this machine and say what to do.")
-@click.option(
-    "--params", "-f", "params_files", multiple=True, type=click.Path(path_type=Path),
-    help="Check for these parameters: folders, device, memory.",
-)  # fmt: skip
-@click.option("-p", "--parameters", "values", nargs=2, multiple=True, metavar="NAME VALUE", help="Likewise, one.")
+@click.command(cls=ParametersCommand)
+@PARAMS_FILES
+@PARAMS_VALUES
+@AS_JSON
 @click.pass_context
-def doctor(context: click.Context, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...]) -> None:
+def doctor(
+    context: click.Context, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...], as_json: bool
+) -> None:
     """Check packages, torch and its devices, disks and memory.
 
     The checks take a few seconds and change nothing. A remedy stands below each problem.
+
+    \b
+    fvc doctor
+    fvc doctor -p device cuda --json
 
     Exit codes: 0 a run will work, 1 a run would fail.
     """
@@ -176,13 +188,16 @@ def doctor(context: click.Context, params_files: tuple[Path, ...], values: tuple
 
     findings = diagnose(given_values(params_files, values=values).config)
     fails = any(finding.state == "problem" for finding in findings)
-    for finding in findings:
-        click.echo(finding)
-    click.echo("A run would fail; solve the problems first." if fails else "A run will work.")
+    if as_json:
+        print_json({"works": not fails, "findings": findings})
+    else:
+        for finding in findings:
+            click.echo(finding)
+        click.echo("A run would fail; solve the problems first." if fails else "A run will work.")
     context.exit(int(fails))
 
 
-@click.command(short_help="List the networks for videos, or show everything about one.")
+@click.command()
 @click.argument("name", required=False)
 def detectors(name: str | None) -> None:
     """List the networks that -p model takes.
@@ -207,7 +222,7 @@ def detectors(name: str | None) -> None:
 _DETECTOR_ROW = "{:<23.23}  {:<10}  {:<8}  {:<10}  {:<13.13}  {:<34.34}  {}"
 
 
-@click.command(short_help="List the forensic features that -p forensic_features true measures.")
+@click.command()
 @click.argument("family", required=False)
 def features(family: str | None) -> None:
     """List the families of forensic features and their features; with FAMILY only this family.
@@ -231,16 +246,14 @@ def features(family: str | None) -> None:
 _MEASURED_ON = {"tiles": "tiles of single frames", "pairs": "neighbouring frames", "stream": "packets and decoder"}
 
 
-@click.command(short_help="List corpora that are read as they unpack, or say what a folder is.")
+@click.command(cls=ParametersCommand)
 @click.argument("path", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--params", "-f", "params_files", multiple=True, type=click.Path(path_type=Path), help="As of a run. Repeatable."
-)
-@click.option(
-    "-p", "--parameters", "values", nargs=2, multiple=True, metavar="NAME VALUE",
-    help="As of a run, such as label_map 1=fake,0=real, allow_outside true or num_folds 3. Repeatable.",
-)  # fmt: skip
-def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...]) -> None:
+@PARAMS_FILES
+@PARAMS_VALUES
+@AS_JSON
+def corpora(
+    path: Path | None, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...], as_json: bool
+) -> None:
     """List the public corpora that -p corpus reads without conversion, with their terms and where to get them.
 
     PATH is a folder, a manifest (a table of videos) or a pattern of tars. With PATH the command shows which layout of
@@ -318,12 +331,12 @@ def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str
     second export of a run replaces the first.
 
     \b
-    python run_notebooks.py export-mlflow latest                                     into mlflow.db next to the runs
+    fvc export-mlflow latest                                     into mlflow.db next to the runs
     mlflow ui --backend-store-uri sqlite:///runs/mlflow.db                           to look at it
-    python run_notebooks.py export-mlflow runs/*/run_*                               all runs
-    python run_notebooks.py export-mlflow latest --tracking-uri http://host:5000     to a server
-    python run_notebooks.py export-mlflow latest --register news@champion            and into the model registry
-    python run_notebooks.py predict models:/news@champion video.mp4                  which predict reads
+    fvc export-mlflow runs/*/run_*                               all runs
+    fvc export-mlflow latest --tracking-uri http://host:5000     to a server
+    fvc export-mlflow latest --register news@champion            and into the model registry
+    fvc predict models:/news@champion video.mp4                  which predict reads
 
     --register makes a bundle of the run, as export does, and registers it as a version of the model NAME (a pyfunc
     model). ALIAS then points at this version. If the registry has a version with the same content, no new version is
@@ -332,7 +345,7 @@ def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str
     Set user and password of a server in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. Do not put them into
     --tracking-uri: other users of this machine could read them in the list of processes. With FVC_TRACKER=mlflow every
     run is exported when it ends.
-    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    """
     from fvc_lib.analysis.mlflow import model_and_alias
 
     if register is not None and len(runs) != 1:
@@ -404,7 +417,7 @@ _Part = tuple[
 ]  # folder, description, size in bytes, function that deletes the part
 
 
-@click.command(short_help="Make room: show what may go of runs and caches, and delete it with --yes.")
+@click.command()
 @click.option("--yes", is_flag=True, help="Delete what the preview shows.")
 @click.option(
     "--days", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="DAYS",
@@ -421,10 +434,10 @@ def clean(yes: bool, days: float, models: bool, runs_dir: Path | None) -> None:
     metrics, reports and all files of unfinished runs stay. No link is followed.
 
     \b
-    python run_notebooks.py clean                        what would go
-    python run_notebooks.py clean --yes                  delete it
-    python run_notebooks.py clean --models --days 0      weights of all finished runs as well
-    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    fvc clean                        what would go
+    fvc clean --yes                  delete it
+    fvc clean --models --days 0      weights of all finished runs as well
+    """
     config = resolve_config()
     if runs_dir is not None and not runs_dir.is_dir():  # else the cache would look as if no run used it
         raise UsageError(f"--runs-dir {str(runs_dir)!r}: no such folder.")
@@ -508,6 +521,3 @@ def _parts_of_cache(cache: Path, before: float) -> Iterator[_Part]:
 def _files(folder: Path) -> list[Path]:
     """Return the files in ``folder`` and its subfolders, without following links."""
     return [] if folder.is_symlink() else [path for path in folder.rglob("*") if path.is_symlink() or path.is_file()]
-
-
-COMMANDS = (status, report, compare, export_mlflow, doctor, detectors, features, corpora, clean)

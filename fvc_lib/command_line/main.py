@@ -1,4 +1,4 @@
-"""The command line of ``run_notebooks.py``: its sub-commands, and the options that begin a run without a sub-command.
+"""The command line of ``fvc``: its sub-commands, and the options that begin a run without a sub-command.
 
 Every error of a command becomes a message and an exit code.
 """
@@ -9,26 +9,37 @@ import sys
 import tempfile
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 import click
 from click.core import ParameterSource
 
-from fvc_lib.command_line import commands
-from fvc_lib.command_line.models import export
-from fvc_lib.command_line.records import audit, ensemble, robustness
-from fvc_lib.command_line.run_command import NOTEBOOKS, Jobs, RunCommand, RunOptions
-from fvc_lib.command_line.shards import shard
-from fvc_lib.command_line.sweep import sweep
-from fvc_lib.command_line.verdicts.app import app
-from fvc_lib.command_line.verdicts.predict import predict
-from fvc_lib.execution.plan import read_notebooks
-from fvc_lib.execution.run.which_run import given_values, values_of_another_corpus
-from fvc_lib.services.config import RunConfig
+from fvc_lib import __version__
+from fvc_lib.command_line import signals
+from fvc_lib.command_line.options import PARAMS_FILES, PARAMS_TEXTS, PARAMS_VALUES, QUIET, Jobs, with_pairs
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text, did_you_mean
-from fvc_lib.services.memory import memory_advice
 
+# Every command with its module in this package, which is imported when the command is called, and its line in --help.
+_COMMANDS = {
+    "predict": ("verdicts.predict", "Ask a model whether videos are fake."),
+    "status": ("commands", "Show how far a run is, its jobs included."),
+    "report": ("commands", "Write a run's pages again."),
+    "compare": ("commands", "Compare runs pair by pair, with intervals."),
+    "audit": ("records", "Audit a table of anyone's scores."),
+    "robustness": ("records", "Score test videos again after compression, blur, cuts."),
+    "ensemble": ("records", "Judge by several runs together, next to the best of them."),
+    "sweep": ("sweep", "Run every combination of values, and compare them."),
+    "export": ("models", "Write a run's detector to hand on, or runs to MLflow."),
+    "app": ("verdicts.app", "Serve a page that judges videos dropped on it."),
+    "corpora": ("commands", "List readable corpora, or say what a folder is."),
+    "detectors": ("commands", "List the detectors for -p model, or show one in full."),
+    "features": ("commands", "List the forensic features that a run can measure."),
+    "doctor": ("commands", "Check this machine and say what to do."),
+    "clean": ("commands", "Show what may go of runs and caches; delete it with --yes."),
+    "shard": ("shards", "Do one share of a stage, as a SLURM job does."),
+}
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 a cell failed, 2 usage, 3 data or leakage gate, 75 stopped and resumable, "
     "130/143 interrupted, 137 killed for memory, 138 the kernel died otherwise."
@@ -41,6 +52,8 @@ def _unforeseen(error: Exception) -> int:
     Returns:
         The exit code: 137 if memory ran out, else 1.
     """
+    from fvc_lib.services.memory import memory_advice
+
     is_memory = isinstance(error, MemoryError)
     memory_ended = f"Memory ran out in this process. {memory_advice('elsewhere')}"
     advice = memory_ended if is_memory else "This is a defect of FVC, please report it;"
@@ -80,7 +93,23 @@ class _Terminal:
 
 
 class Commands(click.Group):
-    """A group of commands that turns every error into a message and an exit code."""
+    """A group of commands that turns every error into a message and an exit code; ``_COMMANDS`` names the commands."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, the most used first."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return the command ``cmd_name``; None if there is no such command."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module = import_module(f"fvc_lib.command_line.{_COMMANDS[cmd_name][0]}")
+        return cast("click.Command", getattr(module, cmd_name.replace("-", "_")))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands for ``--help``, without importing their modules."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options, as the method of ``click.Group`` does.
@@ -90,8 +119,10 @@ class Commands(click.Group):
                 the parameter: ``-p NAME VALUE``.
         """
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, with_pairs(args))
         except click.NoSuchOption as error:
+            from fvc_lib.services.config import RunConfig
+
             name = error.option_name.lstrip("-").replace("-", "_")
             if name not in RunConfig.model_fields:
                 raise
@@ -107,10 +138,10 @@ class Commands(click.Group):
             UsageError: there is no such command. The message also shows how to give a corpus, because the word may be
                 the path of a corpus.
         """
-        if self.get_command(ctx, args[0]) is None:
-            corpus, near = command_text("-p", "corpus", args[0]), did_you_mean(args[0], self.commands)
+        if args[0] not in _COMMANDS:
+            corpus, near = command_text("-p", "corpus", args[0]), did_you_mean(args[0], _COMMANDS)
             raise UsageError(
-                f"{args[0]!r} is no command.{near} Commands: {', '.join(self.commands)}; "
+                f"{args[0]!r} is no command.{near} Commands: {', '.join(_COMMANDS)}; "
                 f"a run needs none. If it is a corpus: {corpus} (several tars: 'a/{{0..9}}.tar')"
             )
         return super().resolve_command(ctx, args)
@@ -136,11 +167,13 @@ class Commands(click.Group):
                 click.echo(f"error: {error.filename or 'a file'}: {error.strerror}. {remedy}", err=True)
                 context.exit(1)
             except Exception as error:  # noqa: BLE001 - a sentence in place of a traceback
+                if signals.stopped or isinstance(error, ModuleNotFoundError):  # a command loads its libraries late
+                    sys.exit(signals.message_of_import(error))
                 context.exit(_unforeseen(error))
 
 
 _WRITABLE = "May it be written? Else choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR, FVC_DATA_DIR"
-_FULL = "Make room (run_notebooks.py clean shows what may go), or choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR"
+_FULL = "Make room (fvc clean shows what may go), or choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR"
 
 
 @click.group(
@@ -149,15 +182,9 @@ _FULL = "Make room (run_notebooks.py clean shows what may go), or choose another
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog=EXIT_CODES,
 )
-@click.option(
-    "--params", "-f", "--parameters-file", "params_files", multiple=True, type=click.Path(path_type=Path),
-    help="YAML file of parameters, for example params/demo.yaml. Repeatable; later files win.",
-)  # fmt: skip
-@click.option("-y", "--parameters-yaml", "yaml_texts", multiple=True, help="Parameters as YAML text: -y '{epochs: 5}'.")
-@click.option(
-    "-p", "--parameters", "values", nargs=2, multiple=True, metavar="NAME VALUE",
-    help="One parameter, typed as the notebooks declare it: -p corpus ~/videos -p epochs 30. Wins over all else.",
-)  # fmt: skip
+@PARAMS_FILES
+@PARAMS_TEXTS
+@PARAMS_VALUES
 @click.option("--experiment", help="Folder under the runs folder that groups this run with others.")
 @click.option("--resume", metavar="RUN", help="Continue a run: 'latest', a run id, a part of one, or a run folder.")
 @click.option(
@@ -189,6 +216,8 @@ _FULL = "Make room (run_notebooks.py clean shows what may go), or choose another
 )  # fmt: skip
 @click.option("--list", "list_only", is_flag=True, help="List the notebooks with their parameters and stop.")
 @click.option("--dry-run", is_flag=True, help="Print the plan with reasons, and stop; writes nothing.")
+@QUIET
+@click.version_option(__version__, "--version", prog_name="fvc")
 @click.pass_context
 def main(
     context: click.Context,
@@ -201,24 +230,35 @@ def main(
     dry_run: bool,
     **options: Any,
 ) -> None:
-    """Run FVC's notebooks as one experiment: from a folder of videos to an honest report.
+    """Learn to tell real videos from fake ones, and say honestly how well it can.
 
     \b
-    python run_notebooks.py --params params/demo.yaml              the built-in sample corpus
-    python run_notebooks.py -p corpus ~/videos                     your own: real/ and fake/ in one folder
-    python run_notebooks.py -p corpus list.csv                     a manifest: path,label[,group]
-    python run_notebooks.py -p corpus 'shards/{000..099}.tar'      tars of videos and labels (WebDataset)
-    python run_notebooks.py --resume latest                        go on where a run stopped
-    python run_notebooks.py --resume latest --fork -p epochs 30    the same in a new run, with other values
-    python run_notebooks.py -p corpus ~/videos --jobs 1            one fold at a time, with all the memory
-    python run_notebooks.py -p corpus ~/videos --executor slurm    as jobs of a cluster; first: --dry-run
-    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    fvc --params params/demo.yaml             try it: the built-in sample corpus, a report in two minutes
+    fvc corpora ~/videos                      what a folder is recognised as: real/ and fake/ are enough
+    fvc -p corpus ~/videos                    train and test on it; -p corpus list.csv: path,label[,group]
+    fvc predict latest suspicious.mp4         fake, real or undecided, with the reasons
+    fvc audit scores.csv                      what a table of anyone's scores shows, and what not
+
+    \b
+    fvc --resume latest                       go on where a run stopped
+    fvc --resume latest --fork -p epochs 30   the same in a new run, with other values
+    fvc -p corpus ~/videos --executor slurm   as jobs of a cluster; first: --dry-run
+    fvc -p corpus 'shards/{000..099}.tar'     tars of videos and labels (WebDataset)
+
+    Without a command, fvc runs the notebooks as one experiment. In a checkout, python run_notebooks.py is the same.
+    """
     if context.invoked_subcommand is not None:
         if any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in context.params):
             raise UsageError(
                 f"options before {context.invoked_subcommand!r} would count for nothing; give them after it."
             )
         return
+    from fvc_lib.command_line import commands
+    from fvc_lib.command_line.run_command import RunCommand, RunOptions
+    from fvc_lib.execution.plan import read_notebooks
+    from fvc_lib.execution.run.which_run import given_values, values_of_another_corpus
+    from fvc_lib.services.home import NOTEBOOKS
+
     if list_only:
         commands.print_notebooks(read_notebooks(NOTEBOOKS))
         return
@@ -232,9 +272,3 @@ def main(
         command.show()
         return
     context.exit(command.execute())
-
-
-for command in (
-    *commands.COMMANDS, predict, export, robustness, sweep, ensemble, audit, app, shard,
-):  # fmt: skip
-    main.add_command(command)

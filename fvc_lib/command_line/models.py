@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import click
 import polars as pl
 
-from fvc_lib import CHECKOUT
 from fvc_lib.analysis.wording import clean_text, interval_text
+from fvc_lib.command_line.options import RUNS_DIR
 from fvc_lib.services.errors import DataError, UsageError, command_text
+from fvc_lib.services.home import SCRIPT
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.records.ensembles import read_ensemble
 from fvc_lib.services.run_paths import RunPaths, find_run_or_ensemble, is_ensemble
@@ -21,12 +22,6 @@ from fvc_lib.services.tasks import DEFAULT_TASK, PROTOCOLS
 if TYPE_CHECKING:
     from fvc_lib.tasks.predicting import Predictor, Standing
     from fvc_lib.tasks.video.predicting import VideoDetector
-
-RUNS_DIR = click.option(
-    "--runs-dir", type=click.Path(path_type=Path), default=lambda: resolve_config().runs_dir,
-    callback=lambda _context, _option, path: path.absolute(),  # kernels run in another folder
-    help="Runs folder, where it is not the default.",
-)  # fmt: skip
 
 
 def find_model(runs_dir: str | Path, name: str) -> Path:
@@ -152,7 +147,7 @@ _LIMITS = {
 }
 
 
-@click.command(short_help="Write a run's detector as a folder to hand on.")
+@click.command()
 @click.argument("run", default="latest")
 @click.option(
     "--to", type=click.Path(path_type=Path), help="The folder to write, not there yet. Without: ./bundle_RUN."
@@ -168,8 +163,8 @@ def export(run: str, to: Path | None, final: bool, runs_dir: Path) -> None:
     their embeddings.
 
     \b
-    python run_notebooks.py export latest
-    python run_notebooks.py export latest --to ~/detectors/mine
+    fvc export latest
+    fvc export latest --to ~/detectors/mine
     python -c "from fvc_lib import load_detector; print(load_detector('bundle_RUN').predict(['video.mp4']))"
 
     A bundle has the folds' networks (safetensors), the settings for decoding videos and calibrating scores, and the
@@ -180,7 +175,7 @@ def export(run: str, to: Path | None, final: bool, runs_dir: Path) -> None:
     and loading the bundle gives a warning.
 
     Exit codes: 0 ok, 1 a file is damaged, 2 usage, 3 the results are missing or damaged.
-    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    """
     found = find_run_or_ensemble(runs_dir, run)
     target = (to or Path(f"bundle_{found.run_id}")).expanduser().absolute()
     num_networks, sentence = write_run_bundle(found, target, final=final)
@@ -212,7 +207,7 @@ def write_run_bundle(run: RunPaths, target: Path, *, final: bool = False) -> tup
     if notes := run_headline(run).notes:
         raise DataError(f"{run.run_id} is not exported: {' '.join(notes)}")
     # Commands in the sentences name the run instead of folders of this machine.
-    standing, script = standing_of_run(run), str(CHECKOUT / "run_notebooks.py")
+    standing, script = standing_of_run(run), str(SCRIPT)
     sentences = [
         text.replace(script, "run_notebooks.py").replace(str(run.root), run.run_id) for text in standing.sentences
     ]

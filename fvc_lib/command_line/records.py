@@ -19,8 +19,7 @@ from tqdm import tqdm
 
 from fvc_lib.analysis.wording import clean_text
 from fvc_lib.command_line import commands
-from fvc_lib.command_line.models import RUNS_DIR
-from fvc_lib.command_line.run_command import NOTEBOOKS
+from fvc_lib.command_line.options import RUNS_DIR
 from fvc_lib.command_line.shards import stop_on_signals
 from fvc_lib.execution.run.session import WRITE_INTERVAL_SECONDS, progress_path, read_progress
 from fvc_lib.execution.run.status import run_lock
@@ -28,6 +27,7 @@ from fvc_lib.execution.run.task import kernel_environment
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
 from fvc_lib.services.config_fields import split_names, split_pairs
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
+from fvc_lib.services.home import NOTEBOOKS
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import listed, write_document
 from fvc_lib.services.records.ensembles import Method
@@ -158,7 +158,7 @@ def prepare_folder(folder: Path, name: str, files: Sequence[str]) -> None:
         (folder / file).unlink(missing_ok=True)
 
 
-@click.command(short_help="Audit anyone's scores: numbers with intervals, controls, floors, slices, thresholds.")
+@click.command()
 @click.argument("table", type=click.Path(path_type=Path))
 @click.option(
     "--corpus", type=click.Path(path_type=Path),
@@ -220,13 +220,13 @@ def audit(
     then names the results that need them. Higher scores mean fake.
 
     \b
-    python run_notebooks.py audit scores.csv
-    python run_notebooks.py audit scores.csv --corpus ~/videos --operating-point fpr=0.01
-    python run_notebooks.py audit vendor.tsv --label-map 1=fake,0=real --out audit_of_vendor
-    python run_notebooks.py audit matrix.csv.gz --where modality=video --columns video=clip,label=truth
+    fvc audit scores.csv
+    fvc audit scores.csv --corpus ~/videos --operating-point fpr=0.01
+    fvc audit vendor.tsv --label-map 1=fake,0=real --out audit_of_vendor
+    fvc audit matrix.csv.gz --where modality=video --columns video=clip,label=truth
 
     The command writes audit.html (opens offline), tables as CSV, and the executed notebook 40_score_audit.
-    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    """
     from fvc_lib.analysis.audit.findings import ANSWER, FILES
     from fvc_lib.analysis.audit.numbers import Settings
     from fvc_lib.corpus.score_table import read_score_table
@@ -277,7 +277,7 @@ def audit(
     ))  # fmt: skip
 
 
-@click.command(short_help="Several runs on the same folds as one detector, next to the best of them.")
+@click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN...")
 @click.option("--to", type=click.Path(path_type=Path), help="Folder for all of it; else next to the first run.")
 @click.option("--method", type=click.Choice(("mean", "stacking")), default="mean", show_default=True,
@@ -299,9 +299,9 @@ def ensemble(
     fold's networks was trained.
 
     \b
-    python run_notebooks.py ensemble run_20261123_05 run_20261123_06
-    python run_notebooks.py ensemble runs/sweep/run_* --method stacking
-    python run_notebooks.py predict ensemble_mean_1a2b3c4d suspicious.mp4
+    fvc ensemble run_20261123_05 run_20261123_06
+    fvc ensemble runs/sweep/run_* --method stacking
+    fvc predict ensemble_mean_1a2b3c4d suspicious.mp4
 
     Runs are refused if their videos, labels, groups, folds or protocols differ. So are unfinished runs, and runs whose
     audit found a leak. Notebook 11_ensemble shows the members and their weights, the result with interval and controls
@@ -310,7 +310,7 @@ def ensemble(
     are not changed.
 
     Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the runs cannot be combined.
-    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    """
     from fvc_lib.analysis.pages.report import write_runs_index  # torch and plotly take seconds to load
     from fvc_lib.analysis.read.comparison import read_members
 
@@ -340,7 +340,7 @@ def ensemble(
     context.exit(code)
 
 
-@click.command(short_help="Score a run's test videos after compression, blur, cuts and the like.")
+@click.command()
 @click.argument("run", default="latest")
 @click.option(
     "--levels", multiple=True, metavar="NAMES",
@@ -359,9 +359,9 @@ def robustness(context: click.Context, run: str, levels: tuple[str, ...], jobs: 
     scored without a disturbance, which must give the stored scores.
 
     \b
-    python run_notebooks.py robustness latest                      every level
-    python run_notebooks.py robustness latest --levels h264,size   two kinds
-    python run_notebooks.py robustness latest --levels jpeg_50     one level
+    fvc robustness latest                      every level
+    fvc robustness latest --levels h264,size   two kinds
+    fvc robustness latest --levels jpeg_50     one level
 
     Kinds and their levels: lossless (a control: the video is written again with the same pixels); h264 (h264_crf23, 28,
     35, 40); h265 (h265_crf28); size (size_half, size_quarter); jpeg (jpeg_90, 70, 50); blur (blur_1, 2, 4 px); noise
@@ -372,7 +372,7 @@ def robustness(context: click.Context, run: str, levels: tuple[str, ...], jobs: 
     with its page.
 
     Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the scores without a disturbance differ from the stored ones.
-    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    """
     from fvc_lib.analysis.read.headline import run_cautions  # tables take a second to load
     from fvc_lib.analysis.read.robustness import findings
     from fvc_lib.tasks.video.robustness import levels_named  # torch takes a second to load

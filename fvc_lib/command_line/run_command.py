@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import click
 
-from fvc_lib import CHECKOUT
 from fvc_lib.command_line import commands
 from fvc_lib.execution.plan import PlannedTask, line_of_other_code, make_plan, read_notebooks, set_aside
 from fvc_lib.execution.run import which_run
@@ -36,24 +35,14 @@ from fvc_lib.execution.stages import Notebook, Task, refuse_stage_of_another_tas
 from fvc_lib.services.config import DECLARED, RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS
 from fvc_lib.services.errors import FvcError, UsageError, command_text
+from fvc_lib.services.home import program
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.parameters import refuse_contradictions, run_config
 from fvc_lib.services.registry import CROPS, DETECTORS, IMAGE_LAYOUTS
 from fvc_lib.services.run_paths import RunPaths, find_run, refuse_runs_folder
 from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK
 
-NOTEBOOKS = CHECKOUT / "notebooks"
 Executor = Literal["local", "slurm"]
-
-
-class Jobs(click.ParamType[int | None]):
-    """The click type of the option ``--jobs``: a number of folds to train at once, or ``auto``, which becomes None."""
-
-    name = "N|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        """Return the number of folds to train at once; None for ``auto``."""
-        return None if value == "auto" else click.IntRange(min=1).convert(value, param, ctx)
 
 
 @dataclass(frozen=True)
@@ -125,7 +114,7 @@ class RunCommand:
         self._submits = options.executor == "slurm"
         self._only, self._start = (stage_named(text) if text else None for text in (options.only, options.start))
         self._force = [stage_named(text) for text in options.force]
-        self._command = shlex.join(["python", "run_notebooks.py", *sys.argv[1:]])
+        self._command = shlex.join([*program(), *sys.argv[1:]])
         if self._submits and not given.config.use_mlops_pipeline:
             raise UsageError(
                 "--executor slurm needs the pipeline, because jobs go on from its records. Set USE_MLOPS_PIPELINE=true."

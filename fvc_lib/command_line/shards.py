@@ -1,4 +1,4 @@
-"""``run_notebooks.py shard``: process one shard (share of the files) of a stage before the stage's notebook runs."""
+"""``fvc shard``: process one shard (share of the files) of a stage before the stage's notebook runs."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from types import FrameType
 import click
 import polars as pl
 
-from fvc_lib.command_line.models import RUNS_DIR
+from fvc_lib.command_line.options import RUNS_DIR
 from fvc_lib.execution.run.shards import Shard, work_on
 from fvc_lib.execution.stages import refuse_stage_of_another_task, stage_named
 from fvc_lib.services.config import RunConfig
@@ -24,7 +24,7 @@ from fvc_lib.services.tasks import AUGMENTATION, DATA_INDEX, FOLD_TRAINING, FORE
 STAGES_WITH_SHARDS = (DATA_INDEX, AUGMENTATION, FORENSIC_FEATURES, FOLD_TRAINING)
 
 
-@click.command(short_help="Do the work of one shard of a stage; the jobs of --executor slurm call it.")
+@click.command()
 @click.argument("run")
 @click.argument("stage")
 @click.argument("shard", metavar="NUMBER/OF")
@@ -33,8 +33,8 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path) -> None:
     """Process the files of one shard (share) of STAGE of RUN before the stage's notebook runs.
 
     \b
-    python run_notebooks.py shard latest 03 0/4        the first of four
-    python run_notebooks.py --resume latest            then the notebooks, which also do what shards left
+    fvc shard latest 03 0/4        the first of four
+    fvc --resume latest            then the notebooks, which also do what shards left
 
     STAGE is 01 (reads length, size and codec of the files), 03 (decodes them), 03b (measures forensic features), or 04
     (computes features of clips with a network's frozen trunk, the pretrained part that is not trained). Stage 04 has
@@ -43,7 +43,7 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path) -> None:
     Name or content of a file decides its shard, so a file is in the same shard on every machine. Results go into the
     cache, which the notebook reads first. Shards may run at the same time, on any number of machines that share the
     cache. A repeated shard does only what is missing.
-    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    """
     paths = find_run(runs_dir, run)
     config, one, of_stage = run_config(paths.params_yaml), Shard.named(shard), stage_named(stage)
     name = of_stage.name

@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
+from fvc_lib.command_line.options import PARAMS_FILES, PARAMS_TEXTS, PARAMS_VALUES, QUIET, Jobs, ParametersCommand
 from fvc_lib.command_line.records import execute_record, prepare_folder
-from fvc_lib.command_line.run_command import NOTEBOOKS, Executor, Jobs, RunCommand, RunOptions
+from fvc_lib.command_line.run_command import Executor, RunCommand, RunOptions
 from fvc_lib.execution.plan import corpus_record
 from fvc_lib.execution.run.record import run_hash
 from fvc_lib.execution.run.status import status_now
@@ -22,6 +23,7 @@ from fvc_lib.execution.slurm import job_states
 from fvc_lib.services.atomic_files import read_json_object, sha256_of_json
 from fvc_lib.services.config import DECLARED, NOT_HASHED
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text
+from fvc_lib.services.home import NOTEBOOKS
 from fvc_lib.services.parameters import parse_text_value
 from fvc_lib.services.run_paths import list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, DETECTOR_COMPARISON
@@ -223,18 +225,15 @@ def execute(members: Sequence[Combination], jobs: int | None, executor: Executor
     return compare(members) or failure
 
 
-@click.command(short_help="One run per combination of values, on the same folds; then compare them.")
+@click.command(cls=ParametersCommand)
 @click.option(
     "--over", nargs=2, multiple=True, required=True, metavar="NAME VALUES",
     help="A parameter and its values between commas; repeatable for all combinations. For values that contain a comma, "
     "repeat the parameter: --over augmentations flip,noise --over augmentations flip",
 )  # fmt: skip
-@click.option(
-    "--params", "-f", "params_files", multiple=True, type=click.Path(path_type=Path),
-    help="YAML file of parameters that all runs share. Repeatable; later files win.",
-)  # fmt: skip
-@click.option("-y", "--parameters-yaml", "yaml_texts", multiple=True, help="Likewise, as YAML text.")
-@click.option("-p", "--parameters", "values", nargs=2, multiple=True, metavar="NAME VALUE", help="Likewise, one.")
+@PARAMS_FILES
+@PARAMS_TEXTS
+@PARAMS_VALUES
 @click.option("--experiment", default="sweep", show_default=True, help="Folder under the runs folder for all of them.")
 @click.option("-j", "--jobs", type=Jobs(), default="auto", show_default=True,
     help="Folds trained at once in each run, as for a run alone.",
@@ -244,6 +243,7 @@ def execute(members: Sequence[Combination], jobs: int | None, executor: Executor
     help="slurm: submit every run's jobs at once. When they have ended, the same command compares.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show the runs and their states, and stop; writes nothing.")
+@QUIET
 @click.pass_context
 def sweep(
     context: click.Context,
@@ -259,9 +259,9 @@ def sweep(
     """Make one run for every combination of values on the same folds, then compare their detectors.
 
     \b
-    python run_notebooks.py sweep --params params/demo.yaml --over model frame_cnn,r2plus1d_small --over seed 0,1
-    python run_notebooks.py sweep -p corpus ~/videos --over model efficientnet_lite0,frame_cnn --dry-run
-    python run_notebooks.py sweep -p corpus ~/videos --over learning_rate 1e-3,3e-3 --executor slurm
+    fvc sweep --params params/demo.yaml --over model frame_cnn,r2plus1d_small --over seed 0,1
+    fvc sweep -p corpus ~/videos --over model efficientnet_lite0,frame_cnn --dry-run
+    fvc sweep -p corpus ~/videos --over learning_rate 1e-3,3e-3 --executor slurm
 
     Every combination is an ordinary run. The runs are made one after the other, and share clips and features of frozen
     networks. After a kill, or with more values, the same command goes on and skips finished runs. If a run fails, the
@@ -273,7 +273,7 @@ def sweep(
     runs/EXPERIMENT/comparison_HASH/.
 
     Exit codes: 0 all done or submitted, 2 usage, 75/130/143 stopped, else the exit code of the first run that failed.
-    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    """
     members = combinations(over, params_files, yaml_texts, values, experiment=experiment)
     for member, state in zip(members, show(members), strict=True):
         if state in ("new", "unfinished"):

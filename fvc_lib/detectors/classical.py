@@ -205,7 +205,7 @@ def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UsageError(f"{name} is not installed ({error}). pip install 'fvc_lib[boosters]'") from error
+        raise UsageError(f"{name} is not installed ({error}). pip install 'fvc_lib[detectors]'") from error
 
 
 def _fit_xgboost(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:

@@ -15,8 +15,8 @@ from fvc_lib.services.registry import CROPS, Crop
 Boxes = npt.NDArray[np.floating]
 
 REMEDY = (
-    "make setup-detectors, or pip install 'fvc_lib[faces]' && pip install --no-deps facenet-pytorch==2.6.0 (it pins an "
-    "old torch)"
+    "make setup-detectors, or pip install 'fvc_lib[detectors]' && pip install --no-deps facenet-pytorch==2.6.0 (which "
+    "pins an old torch)"
 )
 _LOOKS = 8  # frames of a clip that are searched, spread evenly
 _SEARCHED_SIDE = 640  # pixels of the longer side of a searched frame; a face must be at least 20 pixels wide in it

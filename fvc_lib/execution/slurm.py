@@ -19,12 +19,12 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan import all_needed
 from fvc_lib.execution.stages import Task
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError, did_you_mean
+from fvc_lib.services.home import HOME, SLURM
 from fvc_lib.services.tasks import STAGES, Stage
 
 SITE_VARIABLE = "FVC_SITE"
@@ -85,7 +85,7 @@ class Site(BaseModel):
     extra: tuple[Annotated[str, Field(pattern="^--[a-z]")], ...] = ()
     setup: str = ""
     python: str = ""
-    path: Path = CHECKOUT / "slurm" / "site.conf"
+    path: Path = SLURM / "site.conf"
 
     @property
     def seconds(self) -> int:
@@ -108,12 +108,12 @@ def read_site(path: Path | None = None) -> Site:
     """Return the settings in a site file, with the values that bash gives its variables.
 
     Args:
-        path: the file; None: the file that ``FVC_SITE`` names, else ``slurm/site.conf`` of the checkout.
+        path: the file; None: the file that ``FVC_SITE`` names, else ``site.conf`` in ``SLURM``.
 
     Raises:
         UsageError: bash cannot read the file, a key is unknown or a value is out of range.
     """
-    path = (path or Path(os.environ.get(SITE_VARIABLE) or CHECKOUT / "slurm" / "site.conf")).absolute()
+    path = (path or Path(os.environ.get(SITE_VARIABLE) or SLURM / "site.conf")).absolute()
     names = {name.upper(): name for name in Site.model_fields if name != "path"}
     show = "; ".join(f'printf "%s\\0" "${{{name}-}}"' for name in names)
     # Only variables that a site file may use, so that no other variable is taken for a setting.
@@ -316,7 +316,7 @@ def script_path(job: SlurmJob, folder: Path) -> Path:
     return folder / f"slurm/{job.name}.sh"
 
 
-def render(job: SlurmJob, folder: Path, site: Site, *, home: Path = CHECKOUT) -> str:
+def render(job: SlurmJob, folder: Path, site: Site, *, home: Path = HOME) -> str:
     """Return the text of a job's batch script: settings as ``#SBATCH`` lines, then a call of a script in ``slurm/``.
 
     The script also runs without SLURM: for bash the settings are comments. The job starts in the current folder, so
@@ -326,7 +326,7 @@ def render(job: SlurmJob, folder: Path, site: Site, *, home: Path = CHECKOUT) ->
         job: the job.
         folder: the run folder, or the output folder of ``predict``.
         site: the cluster's settings.
-        home: the folder of FVC's checkout.
+        home: FVC's checkout, or the folder of an installed FVC that has ``slurm/``.
 
     Raises:
         UsageError: a path has a line break, or the folder's path has a backslash, which SLURM forbids in a log's path.
@@ -513,14 +513,14 @@ def describe(jobs: Sequence[SlurmJob], folder: Path, site: Site) -> str:
     return "\n".join(parts) if parts else "nothing to submit: every task is finished\n"
 
 
-def submit(jobs: Sequence[SlurmJob], folder: Path, site: Site, *, home: Path = CHECKOUT) -> list[SlurmJob]:
+def submit(jobs: Sequence[SlurmJob], folder: Path, site: Site, *, home: Path = HOME) -> list[SlurmJob]:
     """Write the batch scripts of ``jobs`` into ``folder/slurm``, and submit them in order.
 
     Args:
         jobs: the jobs; a job follows the jobs that it needs.
         folder: the run folder, or the output folder of ``predict``.
         site: the cluster's settings.
-        home: the folder of FVC's checkout.
+        home: FVC's checkout, or the folder of an installed FVC that has ``slurm/``.
 
     Returns:
         The jobs with ``job_id`` set. ``needs`` (jobs that must succeed before) and ``after`` (jobs that must end

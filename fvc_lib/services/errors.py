@@ -3,9 +3,8 @@
 import difflib
 import shlex
 from collections.abc import Iterable
-from pathlib import Path
 
-from fvc_lib import CHECKOUT
+from fvc_lib.services.home import program
 
 
 class FvcError(Exception):
@@ -41,16 +40,8 @@ class StoppedError(BaseException):
 
 
 def command_text(*arguments: object) -> str:
-    """Return the shell command ``python run_notebooks.py ARGUMENTS``, quoted.
-
-    The script has its full path if the current folder is not the checkout.
-    """
-    script = CHECKOUT / "run_notebooks.py"
-    try:
-        here = Path().samefile(CHECKOUT)
-    except OSError:  # the current folder was deleted
-        here = False
-    return shlex.join(["python", script.name if here or not script.is_file() else str(script), *map(str, arguments)])
+    """Return the shell command ``fvc ARGUMENTS`` or ``python run_notebooks.py ARGUMENTS``, quoted."""
+    return shlex.join([*program(), *map(str, arguments)])
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:

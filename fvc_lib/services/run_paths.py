@@ -20,9 +20,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib.services.home import HOME, IS_CHECKOUT, PARAMS
 
 SHARDS = "shards"  # folder of the records of shards, in a run folder and in a folder of predictions
 ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a notebook that has it is headless
@@ -33,8 +33,7 @@ def beside_the_code(name: str) -> str:
 
     If the library is installed without a checkout, the path is in the working folder.
     """
-    base = CHECKOUT if (CHECKOUT / "run_notebooks.py").is_file() else Path.cwd()
-    return str(base / name)
+    return str((HOME if IS_CHECKOUT else Path.cwd()) / name)
 
 
 def is_held(lock: Path) -> bool:
@@ -246,7 +245,7 @@ def find_run(runs_dir: AnyPath, name: str, experiment: str | None = None) -> Run
     if len(fitting) == 1:
         return fitting[0]
     newest = ", ".join(run.run_id for run in runs[-10:]) or "none"
-    begin = command_text("--params", CHECKOUT / "params/demo.yaml")
+    begin = command_text("--params", PARAMS / "demo.yaml")
     raise UsageError(
         f"{len(fitting) or 'no'} run called {name!r} under {str(runs_dir)!r}; the newest there: {newest}. "
         f"Name one of them, its path, or 'latest'; or begin one: {begin}"

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import run_notebooks
 from fvc_lib.analysis.read.queries import default_selection
+from fvc_lib.command_line.main import main
 from fvc_lib.corpus.probing import VIDEO_FILES, probe_files
 from fvc_lib.execution.plan import Fingerprint, record_finished
 from fvc_lib.execution.run.record import begin_run
@@ -113,7 +113,7 @@ def test_each_command_refuses_a_file_with_a_flipped_bit_by_name(run, home, tmp_p
         shutil.copytree(run.root, other)
     arguments = [word.format(run=run.root, other=other, out=out, video=video) for word in words.split()]
     with flipped(run.root / name, random.Random(command)):
-        done = CliRunner().invoke(run_notebooks.main, arguments)
+        done = CliRunner().invoke(main, arguments)
     assert done.exit_code in (1, 2, 3), done.output
     assert Path(name).name in done.output
     assert "Traceback" not in done.output

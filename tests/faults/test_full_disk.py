@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-import run_notebooks
+from fvc_lib.command_line.main import main
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services.checkpoint_files import CheckpointWriteError
 from fvc_lib.services.config import RunConfig
@@ -93,7 +93,7 @@ def test_a_command_on_what_cannot_be_written_says_so_and_runs_nothing(tmp_path, 
     monkeypatch.setenv("FVC_RUNS_DIR", str(runs_dir))
     with read_only(runs_dir):
         for arguments in (["--resume", "latest"], []):
-            done = CliRunner().invoke(run_notebooks.main, [*arguments, "--jobs", "1"])  # so no step is tried out
+            done = CliRunner().invoke(main, [*arguments, "--jobs", "1"])  # so no step is tried out
             assert done.exit_code == 1
             assert f"error: {runs_dir}" in done.stderr
             assert "May it be written?" in done.stderr

@@ -93,7 +93,7 @@ def _signer() -> tuple[bytes, bytes]:
     return made("camera 1", own, is_authority=False) + made("authority", above, is_authority=True), key
 
 
-@pytest.mark.verdicts
+@pytest.mark.app
 def test_claims_are_repeated_only_where_the_signature_holds(signed, tmp_path):
     found = provenance_of(signed)
     assert found[0] == "The file has a manifest (C2PA) signed by camera 1, Test Newsroom."
@@ -109,7 +109,7 @@ def test_claims_are_repeated_only_where_the_signature_holds(signed, tmp_path):
     assert "does not hold" in why
 
 
-@pytest.mark.verdicts
+@pytest.mark.app
 def test_a_file_without_a_manifest_and_one_that_is_no_video_say_so(make_video, tmp_path):
     (found,) = provenance_of(make_video(tmp_path / "a.mp4", 1))
     assert found.startswith("The file has no signed manifest")

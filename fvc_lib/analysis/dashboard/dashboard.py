@@ -5,6 +5,7 @@ contains the same figures, drawn for the default choice. The modules ``fvc_lib.a
 """
 
 import asyncio
+import importlib.util
 import json
 from dataclasses import replace
 from functools import partial
@@ -51,8 +52,9 @@ class Dashboard:
         return f"Dashboard of {clean_text(path_to_text(self.selection.detailed.run_id))}{more}"
 
     def _ipython_display_(self) -> None:
-        view = self.make_widgets()
-        show_bundle({**view._repr_mimebundle_(), "text/plain": repr(self)})
+        if importlib.util.find_spec("ipywidgets"):  # of the extra ``workbench``; without, the panels alone
+            view = self.make_widgets()
+            show_bundle({**view._repr_mimebundle_(), "text/plain": repr(self)})
         for panel in self._panels:
             bundle = panel.bundle(self.selection)
             self._handles.append(show_bundle(bundle))

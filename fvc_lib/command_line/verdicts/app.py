@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fvc_lib.analysis.wording import interval_text
-from fvc_lib.command_line.models import RUNS_DIR, find_model, verdict_detector
+from fvc_lib.command_line.models import find_model, verdict_detector
+from fvc_lib.command_line.options import RUNS_DIR
 from fvc_lib.command_line.verdicts.pages import write_video_pages
 from fvc_lib.services.errors import FvcError, UsageError
 
@@ -288,7 +289,7 @@ def serve(desk: Desk, port: int) -> tuple[str, Callable[[], None]]:
     return f"http://127.0.0.1:{listening.getsockname()[1]}/?token={desk.token}", stop
 
 
-@click.command("app", short_help="A page on which anybody can drop a video and read its verdict.")
+@click.command("app")
 @click.argument("model", default="latest")
 @click.option("--port", type=click.IntRange(0, 65535), default=8866, show_default=True, help="0: any that is free.")
 @click.option("--limit-mb", type=click.IntRange(min=1), default=500, show_default=True, help="Largest video, in MB.")
@@ -318,11 +319,12 @@ def app(
     when they have been judged, answers when the visitor leaves. Ctrl-C ends the server.
 
     \b
-    python run_notebooks.py app
-    python run_notebooks.py app bundle_run_20260101_120000_0a1b2c3d --port 9000 --limit-mb 2000
-    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    fvc app
+    fvc app bundle_run_20260101_120000_0a1b2c3d --port 9000 --limit-mb 2000
+    """
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
-        raise UsageError(f"the page needs {' and '.join(missing)}, not installed: make setup-verdicts")
+        remedy = "make setup-app, or pip install 'fvc_lib[app]'"
+        raise UsageError(f"the page needs {' and '.join(missing)}, not installed: {remedy}")
     from fvc_lib.tasks.decoding import scratch_folder  # torch takes a second to load
     from fvc_lib.tasks.video.verdicts.judging import judge_files
     from fvc_lib.tasks.video.verdicts.rule import rule_of

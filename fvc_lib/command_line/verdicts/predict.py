@@ -1,4 +1,4 @@
-"""``run_notebooks.py predict``: apply a trained model to files, mostly to judge whether videos are fake.
+"""``fvc predict``: apply a trained model to files, mostly to judge whether videos are fake.
 
 Models of the tasks image and video_text give classes, numbers, captions or nearest texts instead.
 """
@@ -19,7 +19,8 @@ import polars as pl
 from click.core import ParameterSource
 
 from fvc_lib.analysis.wording import clean_text, count_text
-from fvc_lib.command_line.models import RUNS_DIR, find_model, load_detector
+from fvc_lib.command_line.models import find_model, load_detector
+from fvc_lib.command_line.options import RUNS_DIR
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.command_line.shards import stop_on_signals
 from fvc_lib.execution.run.shards import Shard, work_on
@@ -43,9 +44,7 @@ FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", ANSWER)
 CSV, LINES, PAGE = PREDICTED = ("predictions.csv", "predictions.jsonl", "predictions.html")
 
 
-@click.command(
-    short_help="Ask a run or a bundle whether videos are fake, or a run of another task what it says of files."
-)
+@click.command()
 @click.argument("model")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the answers; without: runs/verdicts/TIME_RUN.")
@@ -95,10 +94,10 @@ def predict(
     PATH is a file, a folder, a table with a column 'path' (CSV, TSV, Parquet), or '-' for a list on standard input.
 
     \b
-    python run_notebooks.py predict latest suspicious.mp4
-    python run_notebooks.py predict latest ~/inbox --error-rate 0.05 --out verdicts
-    python run_notebooks.py predict bundle_run_1 list.csv --fpr 0.01 --prior 0.001
-    find ~/inbox -name '*.mp4' | python run_notebooks.py predict latest -
+    fvc predict latest suspicious.mp4
+    fvc predict latest ~/inbox --error-rate 0.05 --out verdicts
+    fvc predict bundle_run_1 list.csv --fpr 0.01 --prior 0.001
+    find ~/inbox -name '*.mp4' | fvc predict latest -
 
     A video is called fake if its score is so high that at most a stated share of the run's real videos score as high:
     --fpr, or without it --error-rate. It is called real if its score is so low that at most the share --error-rate of
@@ -128,7 +127,7 @@ def predict(
 
     Exit codes: 0 at least one file was read, 1 the notebook failed, 2 usage, 3 no file could be read, 75 stopped (the
     same command goes on).
-    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    """
     from fvc_lib.tasks import predicting  # torch takes a second to load
     from fvc_lib.tasks.journal import Journal, find_out
     from fvc_lib.tasks.video.predicting import Finding as VideoFinding

@@ -29,8 +29,9 @@ from fvc_lib.execution.run.session import progress_path, read_progress
 from fvc_lib.execution.run.status import StageError, StageStatus
 from fvc_lib.execution.stages import Notebook, Task
 from fvc_lib.services.atomic_files import utc_now, write_bytes
-from fvc_lib.services.config import RunConfig
+from fvc_lib.services.config import DEFAULTS, RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, command_text
+from fvc_lib.services.home import IS_CHECKOUT
 from fvc_lib.services.memory import (
     ProcessTree,
     allocator_environment,
@@ -57,11 +58,14 @@ ERROR_MARKER_TAG = "papermill-error-cell-tag"  # papermill removes cells with it
 def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables for a kernel: those of ``environ``, and additions.
 
-    The additions put this checkout first on PYTHONPATH, and set up the memory allocator that torch uses.
+    The additions put this library first on PYTHONPATH, and set up the memory allocator that torch uses. Without a
+    checkout they also name the folders of the cache and the sample corpus, if ``environ`` does not.
     """
     path = os.pathsep.join(filter(None, [str(CHECKOUT), environ.get("PYTHONPATH")]))
     quiet = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}  # else ipykernel's debugger writes a warning into the first cell
-    return {**quiet, **allocator_environment(environ), **environ, "PYTHONPATH": path}
+    # A kernel works in the folder of the notebooks, where the default folders would be others than here.
+    folders = {"FVC_CACHE_DIR": DEFAULTS["cache_dir"], "FVC_DATA_DIR": DEFAULTS["data_dir"]} if not IS_CHECKOUT else {}
+    return {**quiet, **folders, **allocator_environment(environ), **environ, "PYTHONPATH": path}
 
 
 def job_id(environ: Mapping[str, str]) -> str | None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan import PlannedTask, begin_training_state, written_by
 from fvc_lib.execution.run.gpus import ranks_chosen_here
 from fvc_lib.execution.run.record import begin_run
@@ -28,6 +27,7 @@ from fvc_lib.services import config as configuration, parameters
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS, read_yaml
 from fvc_lib.services.errors import FvcError, UsageError, command_text
+from fvc_lib.services.home import NOTEBOOKS, PARAMS
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, TASK_OF_STAGE, TASKS
@@ -102,7 +102,7 @@ def _absolute(path: str) -> str:
 
 def _demo_params(task: str) -> Path:
     """Return the YAML file of parameters for the built-in corpus of ``task`` (video, image or video_text)."""
-    return CHECKOUT / "params" / f"{TASKS[task].params}.yaml"
+    return PARAMS / f"{TASKS[task].params}.yaml"
 
 
 def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) -> str:
@@ -362,4 +362,4 @@ def begin_interactive(run: RunPaths, stage: str, fold: int | None, config: RunCo
         raise UsageError(f"fold: got {fold}, wanted 0 to {config.num_trainings - 1}.")
     task = Task(stage_named(stage), fold)
     if task.stage.trains and not run.training_checkpoints(stage, fold).exists():
-        begin_training_state(run, task, read_notebook(CHECKOUT / "notebooks" / f"{stage}.ipynb"), config)
+        begin_training_state(run, task, read_notebook(NOTEBOOKS / f"{stage}.ipynb"), config)

@@ -34,7 +34,10 @@ _SOURCES = {  # IPTC's digital source types, https://cv.iptc.org/newscodes/digit
     "screenCapture": "recorded from a screen",
     "humanEdits": "edited by a person",
 }
-NO_LIBRARY = "Its signed manifest (C2PA) was not read: c2pa-python is not installed (make setup-verdicts)."
+NO_LIBRARY = (
+    "Its signed manifest (C2PA) was not read: c2pa-python is not installed (make setup-app, or pip install "
+    "'fvc_lib[app]')."
+)
 _NO_MANIFEST = "The file has no signed manifest (C2PA). Most files have none, fakes and reals alike."
 _VALID = (
     "Its signature is valid: the file is as it was signed. No list of trusted signers is used here, so whether the "

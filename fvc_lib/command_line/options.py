@@ -1,0 +1,99 @@
+"""Options that several commands share, with the spellings of papermill, and answers as JSON.
+
+The command line imports this module before it knows the command, so nothing heavy is imported here.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fvc_lib.services.home import HOME
+
+_NAME_AND_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_VALUE_OPTIONS = ("-p", "--parameters", "-r", "--parameters_raw")
+_QUIET = f"{__name__}.quiet"
+
+
+def with_pairs(args: Sequence[str]) -> list[str]:
+    """Return command-line arguments in which ``-p NAME=VALUE`` became ``-p NAME VALUE``, likewise with ``-r``."""
+    found = list[str]()
+    for place, text in enumerate(args):
+        pair = _NAME_AND_VALUE.fullmatch(text) if place and args[place - 1] in _VALUE_OPTIONS else None
+        found += pair.groups() if pair else [text]
+    return found
+
+
+class ParametersCommand(click.Command):
+    """A command that takes parameters of a run; ``-p NAME=VALUE`` counts as ``-p NAME VALUE``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, as the method of ``click.Command`` does."""
+        return super().parse_args(ctx, with_pairs(args))
+
+
+class Jobs(click.ParamType[int | None]):
+    """The click type of the option ``--jobs``: a number of folds to train at once, or ``auto``, which becomes None."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """Return the number of folds to train at once; None for ``auto``."""
+        return None if value == "auto" else click.IntRange(min=1).convert(value, param, ctx)
+
+
+def _params_path(path: Path) -> Path:
+    """Return the path of a file of parameters; one that comes with FVC, such as params/demo.yaml, from any folder."""
+    shipped = HOME / path
+    return shipped if not path.exists() and shipped.is_file() else path
+
+
+def _runs_dir() -> str:
+    from fvc_lib.services.parameters import resolve_config  # pydantic takes a moment to load
+
+    return resolve_config().runs_dir
+
+
+def _set_quiet(context: click.Context, _option: click.Parameter, value: bool) -> None:
+    context.meta[_QUIET] = value
+
+
+def is_quiet() -> bool:
+    """Return whether the running command was given ``-q``; it then shows no progress."""
+    context = click.get_current_context(silent=True)
+    return bool(context and context.meta.get(_QUIET))
+
+
+PARAMS_FILES = click.option(
+    "--params", "-f", "--parameters_file", "params_files", multiple=True,
+    type=click.Path(path_type=Path), callback=lambda _context, _option, paths: tuple(map(_params_path, paths)),
+    help="YAML file of parameters, for example params/demo.yaml. Repeatable; later files win.",
+)  # fmt: skip
+PARAMS_TEXTS = click.option(
+    "-y", "--parameters_yaml", "yaml_texts", multiple=True,
+    help="Parameters as YAML text: -y '{epochs: 5}'.",
+)  # fmt: skip
+# A declared type decides how a value is read, so that papermill's raw values need nothing else.
+PARAMS_VALUES = click.option(
+    "-p", "--parameters", "-r", "--parameters_raw", "values", nargs=2, multiple=True, metavar="NAME VALUE",
+    help="One parameter, typed as the notebooks declare it: -p corpus ~/videos -p epochs=30. Wins over all else.",
+)  # fmt: skip
+RUNS_DIR = click.option(
+    "--runs-dir", type=click.Path(path_type=Path), default=_runs_dir,
+    callback=lambda _context, _option, path: path.absolute(),  # kernels run in another folder
+    help="Runs folder, where it is not the default.",
+)  # fmt: skip
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON value, for scripts.")
+QUIET = click.option(
+    "-q", "--quiet", is_flag=True, expose_value=False, callback=_set_quiet, help="Show no progress, only the answer."
+)
+
+
+def print_json(value: object) -> None:
+    """Print ``value`` as JSON in ASCII: dataclasses become objects, paths become texts, NaN becomes null."""
+    from pydantic_core import to_json
+
+    click.echo(json.dumps(json.loads(to_json(value, fallback=str, inf_nan_mode="null")), indent=1))
