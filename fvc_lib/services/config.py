@@ -139,8 +139,8 @@ class RunConfig(BaseModel):
         neutral=None, stages=(FOLD_ASSIGNMENT,), ge=0,
     )  # fmt: skip
     inner_validation_share: float = field(
-        0.25, "weights", "share of the training groups that chooses epoch and threshold; 0: all groups train, for all "
-        "epochs, and two halves of them train again to calibrate, which doubles the time", _VIDEO,
+        0.0, "weights", "0: all training groups train, for all epochs, and again in halves to calibrate: twice the "
+        "time; else the share of them held back to choose epoch and threshold", _VIDEO,
         stages=(FOLD_ASSIGNMENT,), ge=0, lt=1,
     )  # fmt: skip
 
@@ -208,7 +208,7 @@ class RunConfig(BaseModel):
     tune: Annotated[str, matching(f"|{TUNE}", TUNE_WORDS)] = field(
         "", "weights", "trained parts: head, norms, last:N, effort or all; empty: the model's", _VIDEO, neutral=""
     )
-    epochs: int = field(20, "weights", "at most this many passes over the training part", ge=1)
+    epochs: int = field(20, "weights", "passes over the training part; at most, if an epoch is chosen", ge=1)
     batch_size: int = field(0, "rounding", "samples in memory at once; 0: the network's default", ge=0, hashed=True)
     effective_batch_size: int = field(16, "weights", "samples per optimizer step, reached by accumulation", ge=1)
     learning_rate: float = field(0.003, "weights", "AdamW's peak rate after warm-up, before cosine decay", gt=0)
@@ -218,7 +218,7 @@ class RunConfig(BaseModel):
         "loss", "weights", "loss: weigh classes; sampler: draw them evenly; none", _LABELLED
     )
     early_stopping_epochs: int = field(
-        6, "weights", "stop after this many epochs without a better validation loss; 0: never", ge=0
+        6, "weights", "stop after this many epochs without a better validation loss, where there is one; 0: never", ge=0
     )
     amp: Literal["auto", "off"] = field("auto", "weights", "mixed precision where the device has it")
     device: Literal["auto", "cuda", "mps", "cpu"] = field(

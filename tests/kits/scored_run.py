@@ -65,7 +65,7 @@ def trained_run(
         num_frames=4, fixed_size=24, augmentations_per_video=0, model=model,
         model_weights=model_weights, epochs=1, batch_size=4,
         effective_batch_size=4, learning_rate=learning_rate, device="cpu", memory_preflight=False,
-        feature_families=families, shuffled_label_control=False,
+        feature_families=families, shuffled_label_control=False, inner_validation_share=0.25,
     )  # fmt: skip
     made = RunPaths(home / "runs" / "default" / "run_20260101_000000_00000000")
     write_table(index, INDEX, made.index)

@@ -168,7 +168,7 @@ def tiny_training_in(folder: Path) -> TinyTraining:
     config = RunConfig(
         cache_dir=str(folder / "cache"), num_folds=3, num_frames=4, fixed_size=24, augmentations_per_video=1,
         model="frame_cnn", epochs=2, batch_size=4, effective_batch_size=8, learning_rate=0.01, device="cpu",
-        memory_preflight=False,
+        memory_preflight=False, inner_validation_share=0.25,
     )  # fmt: skip
     tiny = TinyTraining(RunPaths(folder / "runs" / "tiny" / "run_0"), config)
     if tiny.paths.folds.exists():

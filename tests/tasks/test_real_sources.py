@@ -91,7 +91,7 @@ def test_a_detector_that_learns_where_reals_come_from_is_not_above_control(table
     config = RunConfig(
         cache_dir=str(tmp_path / "cache"), num_folds=2, num_frames=4, fixed_size=24, augmentations_per_video=0,
         model="frame_cnn", epochs=4, batch_size=8, effective_batch_size=8, learning_rate=0.01, device="cpu",
-        memory_preflight=False, shuffled_label_control=False, bootstrap_replicates=200,
+        memory_preflight=False, shuffled_label_control=False, bootstrap_replicates=200, inner_validation_share=0.25,
     )  # fmt: skip
     tiny = TinyTraining(RunPaths(tmp_path / "runs" / "tiny" / "run_0"), config)
     folds = tables.folds(num_groups=64, per_group=1, num_folds=2)
