@@ -322,6 +322,7 @@ def refuse_settings(config: RunConfig) -> None:
         "num_ranks": config.num_ranks > 1,
         "device": config.device not in ("auto", "cpu"),
         "head": config.head,
+        "wavelet_bands": config.wavelet_bands,
     }
     if config.of_features == "embedding":
         per_frame = DETECTORS.get(config.model).estimator.per_frame

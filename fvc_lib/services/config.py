@@ -179,6 +179,10 @@ class RunConfig(BaseModel):
         0, "weights", "pseudo-fakes of each training real, whose face is blended with itself (extra faces)", _VIDEO,
         neutral=0, stages=(AUGMENTATION,), ge=0,
     )  # fmt: skip
+    wavelet_bands: float = field(
+        0.0, "weights", "chance that a fake takes wavelet bands of its real, in training (WaveRep: 0.1); 0: off",
+        _VIDEO, neutral=0.0, ge=0, le=1,
+    )  # fmt: skip
     # On resume, the stage that writes shards is skipped if it has finished. So another value needs a fork (a new run).
     clip_source: Literal["store", "shards", "stream"] = field(
         "store", "weights", "store: a file per clip; shards: tar files, read at any place; stream: from end to end",

@@ -1,5 +1,6 @@
 """Clips as samples: rows, weights and priors, several clips of one video, and what identifies a fold."""
 
+import itertools
 import math
 
 import numpy as np
@@ -13,9 +14,18 @@ from fvc_lib.metrics.calibration import expected_calibration_error, probabilitie
 from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table, write_table
-from fvc_lib.tasks.video.data import ClipDataset, ClipRow, class_weights, clip_rows, fold_clips, prior_logit
+from fvc_lib.tasks.video.data import (
+    ClipDataset,
+    ClipRow,
+    class_weights,
+    clip_rows,
+    fold_clips,
+    prior_logit,
+    with_counterparts,
+)
 from fvc_lib.tasks.video.training import fold_training, train_fold
-from tests.kits.training import draw_clip
+from fvc_lib.video.wavelet_bands import BandSwap, with_bands_of
+from tests.kits.training import ScoredTables, draw_clip
 
 ROWS = (ClipRow("a", 0, 0), ClipRow("a", 1, 0), ClipRow("b", 0, 1))
 CLIPS = 3
@@ -50,6 +60,41 @@ def test_the_fingerprint_sees_labels_parts_copies_and_settings(tiny_training):
     prints = {fingerprint(), fingerprint(other_labels), fingerprint(fold=1), fingerprint(augmentations_per_video=0)}
     assert len(prints) == 4
     assert fingerprint(epochs=9) == fingerprint()
+
+
+# Wavelet bands of the real that a fake was made from
+
+
+def test_a_fake_takes_bands_of_its_real_by_seed_and_epoch_and_no_other_clip_does(tiny_training):
+    folds = read_table(tiny_training.paths.folds, FOLDS)
+    clips = fold_clips(TrainingRows(folds), tiny_training.store, tiny_training.config, 0)
+    fakes, reals = (sorted({row.video_id for row in clips.train if row.label == label}) for label in (1, 0))
+    pair = {fakes[0]: "pair", reals[0]: "pair", fakes[1]: "other", reals[1]: "other"}
+    index = ScoredTables.index(
+        folds,
+        group_id=[pair.get(video, video) for video in folds["video_id"]],
+        num_frames=[30 + (video == fakes[1]) for video in folds["video_id"]],  # not made from it frame by frame
+    )
+    rows = with_counterparts(clips, index).train
+    assert {(row.video_id, row.augmentation_index, row.counterpart) for row in rows if row.counterpart} == {
+        (fakes[0], 0, reals[0])
+    }
+    plain, swapped = (ClipDataset(tiny_training.store, rows, bands=bands, seed=3) for bands in (0.0, 0.5))
+    place = next(number for number, row in enumerate(rows) if row.counterpart)
+    fake, real = (tiny_training.store.read(video, 0) for video in (fakes[0], reals[0]))
+    wanted = [with_bands_of(fake, real, BandSwap(*kinds)) for kinds in itertools.product((False, True), repeat=2)]
+    seen = set()
+    for epoch in range(12):
+        before, after = (data.at_epoch(epoch).__getitems__(range(len(rows))) for data in (plain, swapped))
+        same = (before.tensors["frames"] == after.tensors["frames"]).flatten(1).all(1)
+        assert same[torch.arange(len(rows)) != place].all()
+        assert before.tensors["label"].equal(after.tensors["label"])
+        found = after.tensors["frames"][place].numpy()
+        seen.add(next(number for number, frames in enumerate(wanted) if np.array_equal(frames, found)))
+        assert swapped.at_epoch(epoch)[place].tensors["frames"].numpy().tolist() == found.tolist()
+    assert seen == {0, 1, 2, 3}
+    with pytest.raises(DataError, match="wavelet_bands"):
+        with_counterparts(clips, ScoredTables.index(folds, num_frames=list(range(1, folds.height + 1))))
 
 
 # Several clips of one video: training draws one, testing averages all, and a result stays one row per video

@@ -29,6 +29,7 @@ from fvc_lib.tasks.video.controls import of_two_sources
 from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.video.clips.shards import ClipShards, shards_folder
 from fvc_lib.video.clips.store import FIRST_BLEND, ClipStore, Pixels, note_use
+from fvc_lib.video.wavelet_bands import BandSwap, with_bands_of
 
 _logger = logging.getLogger(__name__)
 INNER_PARTS = 2  # parts of the training groups whose held-out logits calibrate a network
@@ -44,12 +45,14 @@ class ClipRow:
         augmentation_index: number of the copy; 0 is the original, and from ``FIRST_BLEND`` on copies are pseudo-fakes.
         label: 0 is real, 1 is fake.
         group_id: id of the video's group.
+        counterpart: id of the real video that a fake was made from, for ``wavelet_bands``; empty if it is not known.
     """
 
     video_id: str
     augmentation_index: int
     label: int
     group_id: str = ""
+    counterpart: str = ""
 
     @property
     def clip_id(self) -> str:
@@ -95,6 +98,7 @@ class ClipDataset:
         draws: True: a row gives one sample, a random clip of the row that changes with the epoch; False: a row gives N
             samples, all its clips.
         mixing: mixup and cutmix for training; None: no mixing.
+        bands: chance that a fake takes over wavelet bands of its counterpart.
         seed: seed of all random choices.
     """
 
@@ -106,12 +110,13 @@ class ClipDataset:
         clips: int = 1,
         draws: bool = False,
         mixing: MixSettings | None = None,
+        bands: float = 0.0,
         seed: int = 0,
     ) -> None:
         self._source = source
         self.rows = tuple(rows)
         self._clips, self._per_row = clips, 1 if draws else clips
-        self._mixing, self._seed, self._epoch = mixing, seed, 0
+        self._mixing, self._bands, self._seed, self._epoch = mixing, bands, seed, 0
         num_frames, *pixels = source.shape
         self._shape = (num_frames // clips, *pixels)  # (T, 3, S, S) of one clip
         labels = np.array([row.label for row in self.rows])
@@ -145,6 +150,8 @@ class ClipDataset:
         frames = np.empty((len(chosen), *self._shape), np.uint8)
         for (row, clip), place in zip(chosen, frames, strict=True):
             self._load(row, clip, place)
+            if self._bands and row.counterpart:
+                self._swap_bands(row, clip, place)
         tensors = {"frames": torch.from_numpy(frames), "label": labels}
         if self._mixing is not None:
             tensors["target"] = labels.clone()
@@ -168,6 +175,14 @@ class ClipDataset:
 
     def _load(self, row: ClipRow, clip: int, frames: Pixels) -> None:
         self._source.load(row.video_id, row.augmentation_index, frames, clip * len(frames))
+
+    def _swap_bands(self, row: ClipRow, clip: int, frames: Pixels) -> None:
+        generator = np.random.default_rng(stable_seed("wavelet bands", self._seed, row.clip_id, self._epoch))
+        swap = BandSwap.draw(generator, self._bands)
+        if swap.lowest or swap.lower:
+            real = np.empty_like(frames)
+            self._load(replace(row, video_id=row.counterpart), clip, real)
+            frames[:] = with_bands_of(frames, real, swap)
 
     def _mix(self, tensors: dict[str, Tensor], number: int, row: ClipRow, settings: MixSettings) -> None:
         generator = np.random.default_rng(stable_seed("clip mix", self._seed, row.clip_id, self._epoch))
@@ -356,6 +371,34 @@ def rows_to_train_on(table: pl.DataFrame, config: RunConfig, fold: int | None) -
         rows = all_rows(table) if fold is None else training_rows(table, fold)
     # Groups exchange labels within an outer fold only, so labels of one fold reveal nothing about those of another.
     return rows.shuffled(stable_seed("shuffle_labels", config.seed)) if config.shuffle_labels else rows
+
+
+def with_counterparts(clips: FoldClips, index: pl.DataFrame) -> FoldClips:
+    """Return the fold with the real counterparts of its training fakes, for ``wavelet_bands``.
+
+    The counterpart of a fake is a real of its group with as many frames of the same size: a fake that was made from a
+    video frame by frame. Augmented copies have none, since they show other parts of the picture than their reals.
+
+    Args:
+        clips: the fold.
+        index: an INDEX table.
+
+    Raises:
+        DataError: no training fake has a counterpart in the training part.
+    """
+    alike, trained = ["group_id", "num_frames", "width", "height"], {row.video_id for row in clips.train}
+    videos = index.select("video_id", "label", *alike).filter(pl.col("video_id").is_in(trained))
+    reals = videos.filter(label="real").group_by(alike).agg(real=pl.col("video_id").min())
+    pairs = videos.filter(label="fake").join(reals, on=alike)
+    real_of = dict(pairs.select("video_id", "real").iter_rows())
+    if not real_of:
+        raise DataError(
+            "wavelet_bands: no training fake has a real of its group with as many frames of the same size. Leave it "
+            "out, or state in the manifest's column group which real a fake was made from."
+        )
+    own = (real_of.get(row.video_id, "") if row.label and not row.augmentation_index else "" for row in clips.train)
+    train = tuple(replace(row, counterpart=real) for row, real in zip(clips.train, own, strict=True))
+    return replace(clips, train=train)
 
 
 def control_clips(

@@ -187,15 +187,15 @@ def frozen_trunk(network: nn.Module, config: RunConfig) -> Trunk | None:
     random weights differ between trainings. The trunk of a user's file never qualifies.
 
     Raises:
-        UsageError: the trunk qualifies, but mixup, cutmix, or a setting on freezing stages of the trunk is set.
+        UsageError: the trunk qualifies, but a setting that changes clips or frozen stages in training is on.
     """
     trunk = network.trunk if isinstance(network, Detector) else None
     if (config.tune or DETECTORS.get(config.model).tune) != "head" or not isinstance(trunk, Trunk) or not trunk.weights:
         return None
     stages = (config.freeze_backbone_epochs, config.unfreeze_stage_epochs)
-    if any((config.mixup_alpha, config.cutmix_alpha, *stages)):
+    if any((config.mixup_alpha, config.cutmix_alpha, config.wavelet_bands, *stages)):
         raise UsageError(
-            "mixup_alpha, cutmix_alpha, freeze_backbone_epochs, unfreeze_stage_epochs: with a frozen "
+            "mixup_alpha, cutmix_alpha, wavelet_bands, freeze_backbone_epochs, unfreeze_stage_epochs: with a frozen "
             "trunk training sees features that are computed once of each clip, and no stage below the head is trained. "
             "Leave them out, or train more: -p tune norms, last:N or all."
         )

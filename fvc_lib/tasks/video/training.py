@@ -146,7 +146,7 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any
 
     Raises:
         DataError: as ``data.open_clips``, ``data.fold_clips`` and ``forensic_features``; or a clip that the run made
-            was deleted.
+            was deleted; or ``wavelet_bands`` finds no fake with a real counterpart.
     """
     table = read_table(paths.folds, FOLDS) if config.protocol == KFOLD else read_table(paths.protocol, PROTOCOL)
     rows, known = data.rows_to_train_on(table, config, fold), list[tuple[str, int]]()
@@ -161,6 +161,8 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any
     gone = sorted({video_id for video_id, number in known if not source.has(video_id, number)})
     if gone:  # folds would train on different videos
         raise DataError(f"clips of {len(gone)} videos are gone, the first: {gone[0]}. Run 03_augmentation again.")
+    if config.wavelet_bands:
+        clips = data.with_counterparts(clips, read_table(paths.index, INDEX))
     controls = data.control_clips(rows, lambda: read_table(paths.index, INDEX), source, config, clips)
     return source, {"": clips, **controls}
 
@@ -426,8 +428,8 @@ def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
     mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha, balanced)
     used = mixing if mixing.mixes else None
     seed = stable_seed("clips", config.seed, "final" if clips.fold is None else clips.fold)
-    number = config.clips_per_video
-    training = ClipDataset(source, clips.train, clips=number, draws=True, mixing=used, seed=seed)
+    number, bands = config.clips_per_video, config.wavelet_bands
+    training = ClipDataset(source, clips.train, clips=number, draws=True, mixing=used, bands=bands, seed=seed)
     # Validation data choose an epoch. With cross-fitting none is chosen.
     validation = ClipDataset(source, () if config.cross_fits else clips.validation, clips=number)
     return VideoTask(training, validation, config=config, weights=weights)
