@@ -1,6 +1,5 @@
 """D3, STALL and ReStraV: their numbers against their formulas, written here from the papers."""
 
-import itertools
 import math
 from types import SimpleNamespace
 
@@ -10,7 +9,7 @@ import torch
 
 from fvc_lib.detectors.classical import refuse_settings
 from fvc_lib.detectors.d3 import D3
-from fvc_lib.detectors.network import Detector, build_detector
+from fvc_lib.detectors.network import build_detector
 from fvc_lib.detectors.restrav import RESTRAV, path_numbers
 from fvc_lib.detectors.stall import STALL, shares
 from fvc_lib.services.config import RunConfig
@@ -23,10 +22,8 @@ T = 16
 
 def _features(number: int, width: int, seed: int, pace: float = 0.3) -> np.ndarray:
     generator = np.random.default_rng(seed)
-    mixed = generator.normal(size=(width, width))
-    return (
-        generator.normal(size=(number, 1, width)) + pace * generator.normal(size=(number, T, width)).cumsum(1)
-    ) @ mixed
+    still, moved = generator.normal(size=(number, 1, width)), generator.normal(size=(number, T, width)).cumsum(1)
+    return (still + pace * moved) @ generator.normal(size=(width, width))
 
 
 @pytest.mark.parametrize(
@@ -42,23 +39,17 @@ def test_a_recipe_sees_what_its_publisher_shows_on_its_own_trunk_and_on_any_othe
     for spec in (published, other):
         assert (spec.num_frames, View(spec.frame_sampling, spec.frame_fit), spec.side) == (num_frames, view, 224)
         assert DETECTORS.of_features(spec.name) == "embedding"
-    assert published.weights.startswith("hub: ")
-    assert other.brings_weights
-    assert {f"fvc_lib.detectors.{name}", "fvc_lib.detectors.frames.efficientnet_lite0"} == set(
-        DETECTORS.declared_in(other.name)
-    )
+    assert (published.brings_weights, other.brings_weights) == (False, True)
+    modules = {f"fvc_lib.detectors.{name}", "fvc_lib.detectors.frames.efficientnet_lite0"}
+    assert set(DETECTORS.declared_in(other.name)) == modules
     with pytest.raises(UsageError, match="has no trunk"):
         DETECTORS.get(f"{name}:forensic_svm")
 
 
 def test_d3_is_the_deviation_of_changes_of_distances_and_calls_even_motion_fake():
     features = _features(6, 5, 0)
-    wanted = []
-    for video in features:
-        distances = [math.dist(video[place], video[place + 1]) for place in range(T - 1)]
-        seconds = [later - sooner for sooner, later in itertools.pairwise(distances)]
-        mean = sum(seconds) / len(seconds)
-        wanted.append(math.sqrt(sum((each - mean) ** 2 for each in seconds) / (len(seconds) - 1)))
+    distances = [[math.dist(video[place], video[place + 1]) for place in range(T - 1)] for video in features]
+    wanted = np.array([np.std(np.subtract(each[1:], each[:-1]), ddof=1) for each in distances])
     fitted = [D3.fit(features, np.array(labels), np.ones(6), {}) for labels in ([0, 1] * 3, [1, 0] * 3)]
     assert fitted[0] == fitted[1]
     logits = D3.logits(fitted[0], features)
@@ -68,56 +59,45 @@ def test_d3_is_the_deviation_of_changes_of_distances_and_calls_even_motion_fake(
 @pytest.mark.parametrize(("number", "width"), [(40, 6), (9, 30)])
 def test_stall_is_the_mean_share_of_reals_no_more_likely_than_frames_and_their_changes(number, width):
     real, fake, new = _features(number, width, 1), _features(7, width, 2), _features(20, width, 3, 0.5)
-    new[0] = new[0, :1]  # a still
-    new[1, 4] = new[1, 3]
+    new[0], new[1, 4] = new[0, :1], new[1, 3]  # a still; and a frame that is shown twice
 
-    def density(vectors: np.ndarray) -> object:
+    def density(vectors):
         variances, directions = np.linalg.eigh(np.cov(vectors.T))
-        kept = range(width - min(width, len(vectors) - 1), width)
-        mean = vectors.mean(0)
+        mean, rank = vectors.mean(0), min(width, len(vectors) - 1)
+        scaled = directions[:, -rank:] / np.sqrt(variances[-rank:] + 1e-5)
+        return lambda vector: -0.5 * (rank * math.log(2 * math.pi) + sum(((vector - mean) @ scaled) ** 2))
 
-        def log(vector: np.ndarray) -> float:
-            squares = [((vector - mean) @ directions[:, k]) ** 2 / (variances[k] + 1e-5) for k in kept]
-            return -0.5 * (len(squares) * math.log(2 * math.pi) + sum(squares))
-
-        return log
-
-    def steps(video: np.ndarray) -> list[np.ndarray]:
-        moved = [later - sooner for sooner, later in itertools.pairwise(video)]
-        return [step / math.hypot(*step) for step in moved if np.any(step)]
+    def steps(video):
+        return [step / math.hypot(*step) for step in np.diff(video, axis=0) if np.any(step)]
 
     of_frame, of_step = density(real[:, T // 2]), density(np.concatenate([steps(video) for video in real]))
-
-    def likelihoods(video: np.ndarray) -> tuple[float, float]:
-        return max(map(of_frame, video)), min(map(of_step, steps(video)), default=math.inf)
-
-    known = np.array([likelihoods(video) for video in real])
-    wanted = [np.mean([(known[:, kind] <= value).mean() for kind, value in enumerate(likelihoods(v))]) for v in new]
-    labels = np.array([0] * number + [1] * len(fake))
-    arrays = STALL.fit(np.concatenate([real, fake]), labels, np.ones(len(labels)), {})
+    known, asked = (
+        np.array([(max(map(of_frame, video)), min(map(of_step, steps(video)), default=math.inf)) for video in videos])
+        for videos in (real, new)
+    )
+    wanted = [(known <= likelihoods).mean() for likelihoods in asked]
+    arrays = STALL.fit(np.concatenate([real, fake]), np.repeat([0, 1], [number, 7]), np.ones(number + 7), {})
     np.testing.assert_allclose(shares(arrays, new), wanted, rtol=1e-12)
     np.testing.assert_allclose(STALL.logits(arrays, new), 0.5 - np.array(wanted), rtol=1e-12)
-    without = STALL.fit(real, labels[:number], np.ones(number), {})
+    without = STALL.fit(real, np.zeros(number, int), np.ones(number), {})
     assert all(np.array_equal(arrays[name], without[name]) for name in arrays)  # fakes have no influence
 
 
 def test_restrav_describes_a_path_by_distances_and_angles():
     path = np.random.default_rng(4).normal(size=(24, 9)).cumsum(0)
     steps = np.diff(path, axis=0)
-    distances = [math.hypot(*step) for step in steps]
-    angles = [math.degrees(math.acos(a @ b / (math.hypot(*a) * math.hypot(*b)))) for a, b in itertools.pairwise(steps)]
-    moments = [(np.mean(each), min(each), max(each), np.var(each)) for each in (distances, angles)]
-    wanted = [*distances[:7], *angles[:6], *moments[0], *moments[1]]
+    distances = np.array([math.hypot(*step) for step in steps])
+    angles = np.degrees(np.arccos((steps[1:] * steps[:-1]).sum(1) / (distances[1:] * distances[:-1])))
+    moments = [number(each) for each in (distances, angles) for number in (np.mean, np.min, np.max, np.var)]
     found = path_numbers(torch.from_numpy(path)[None])[0].numpy()
-    np.testing.assert_allclose(found, wanted, rtol=1e-9)
+    np.testing.assert_allclose(found, [*distances[:7], *angles[:6], *moments], rtol=1e-9)
     with pytest.raises(UsageError, match="8 or more"):
         path_numbers(torch.zeros(1, 7, 3))
 
 
 def test_restrav_s_classifier_has_two_hidden_layers_learns_and_is_the_same_on_every_fit():
-    generator = np.random.default_rng(5)
     labels = np.arange(400) % 2
-    values = generator.normal(size=(400, 21)) * 5 + 40 + 8 * labels[:, None]
+    values = np.random.default_rng(5).normal(size=(400, 21)) * 5 + 40 + 8 * labels[:, None]
     before = torch.get_rng_state()
     arrays, again = (RESTRAV.fit(values, labels, np.ones(400), RESTRAV.candidates[0]) for _ in range(2))
     assert torch.equal(before, torch.get_rng_state())
@@ -125,10 +105,9 @@ def test_restrav_s_classifier_has_two_hidden_layers_learns_and_is_the_same_on_ev
     hidden = (values - values.mean(0)) / (values.std(0) + 1e-8)
     for layer in (0, 2):
         hidden = np.maximum(hidden @ arrays[f"{layer}.weight"].T + arrays[f"{layer}.bias"], 0)
-    wanted = (hidden @ arrays["4.weight"].T + arrays["4.bias"])[:, 0]
     assert [arrays[f"{layer}.weight"].shape for layer in (0, 2, 4)] == [(64, 21), (32, 64), (1, 32)]
     logits = RESTRAV.logits(arrays, values)
-    np.testing.assert_allclose(logits, wanted, atol=1e-5)
+    np.testing.assert_allclose(logits, (hidden @ arrays["4.weight"].T + arrays["4.bias"])[:, 0], atol=1e-5)
     assert ((logits > 0) == labels).mean() > 0.95
 
 
@@ -136,23 +115,21 @@ def test_restrav_s_classifier_has_two_hidden_layers_learns_and_is_the_same_on_ev
 def test_a_new_clip_is_judged_as_in_training(name, shape):
     """The score of a clip's frames is that of its stored features, with all frames where the estimator wants them."""
     config = RunConfig(model=f"{name}:efficientnet_lite0", fixed_size=32, num_frames=8)
-    trunk = build_detector(config).trunk
     frames = torch.randint(0, 256, (4, 8, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        features = trunk(frames)
+        features = build_detector(config).trunk(frames)
     assert features.shape[1:] == shape
-    source = EmbeddedClips(SimpleNamespace(features=lambda clips: features, feature_shape=shape), config)
-    rows = [SimpleNamespace(video_id=f"video{number}", augmentation_index=0) for number in range(4)]
+    source = EmbeddedClips(SimpleNamespace(features=lambda _: features, feature_shape=shape), config)
+    values = source.of([SimpleNamespace(video_id="a", augmentation_index=0)] * 4)
     estimator = DETECTORS.get(config.model).estimator
-    arrays = estimator.fit(source.of(rows), np.array([0, 1, 0, 1]), np.ones(4), estimator.candidates[0])
-    network = probe(config, arrays)
-    assert isinstance(network, Detector)
+    arrays = estimator.fit(values, np.array([0, 1, 0, 1]), np.ones(4), estimator.candidates[0])
     with torch.inference_mode():
-        found = network(frames).numpy()
-    np.testing.assert_allclose(found, estimator.logits(arrays, source.of(rows)), rtol=1e-6)
+        found = probe(config, arrays)(frames).numpy()
+    np.testing.assert_allclose(found, estimator.logits(arrays, values), rtol=1e-6)
 
 
-def test_several_clips_of_a_video_are_refused_where_frames_are_compared():
-    with pytest.raises(UsageError, match="clips_per_video"):
-        refuse_settings(RunConfig(model="stall:efficientnet_lite0", clips_per_video=2))
+def test_what_a_model_on_features_over_time_cannot_use_is_refused():
+    for wrong in ({"clips_per_video": 2}, {"wavelet_bands": 0.1}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            refuse_settings(RunConfig(model="stall:efficientnet_lite0", **wrong))
     refuse_settings(RunConfig(model="probe:efficientnet_lite0", clips_per_video=2))

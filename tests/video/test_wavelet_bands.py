@@ -30,11 +30,3 @@ def test_the_named_bands_are_the_reals_and_all_others_stay_the_fakes(lowest, low
     np.testing.assert_allclose(found[:, :, :16], wanted, atol=0.5 + 1e-3)  # pixels are whole numbers
     np.testing.assert_array_equal(found[:, :, 16:], fake[:, :, 16:])  # not a whole block of rows
     assert taken.any() == (lowest or lower)
-
-
-def test_both_kinds_of_bands_are_drawn_by_the_chance_and_independently():
-    generator = np.random.default_rng(1)
-    drawn = [BandSwap.draw(generator, 0.3) for _ in range(2000)]
-    shares = [np.mean([swap.lowest for swap in drawn]), np.mean([swap.lower for swap in drawn])]
-    assert shares == pytest.approx([0.3, 0.3], abs=0.05)
-    assert np.mean([swap.lowest and swap.lower for swap in drawn]) == pytest.approx(0.09, abs=0.03)

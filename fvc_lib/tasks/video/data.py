@@ -393,8 +393,8 @@ def with_counterparts(clips: FoldClips, index: pl.DataFrame) -> FoldClips:
     real_of = dict(pairs.select("video_id", "real").iter_rows())
     if not real_of:
         raise DataError(
-            "wavelet_bands: no training fake has a real of its group with as many frames of the same size. Leave it "
-            "out, or state in the manifest's column group which real a fake was made from."
+            "wavelet_bands: no training fake has a real of its group with as many frames of the same size. It needs "
+            "fakes made frame by frame from reals, such as swaps or reconstructions. Leave it out for other corpora."
         )
     own = (real_of.get(row.video_id, "") if row.label and not row.augmentation_index else "" for row in clips.train)
     train = tuple(replace(row, counterpart=real) for row, real in zip(clips.train, own, strict=True))
