@@ -239,7 +239,8 @@ def test_pseudo_fakes_train_where_their_real_does_and_are_nowhere_judged(tmp_pat
     for fold, trained_on in enumerate(fits[5::6]):
         assert videos_of_pseudo_fakes(trained_on)
         assert groups_of(trained_on).isdisjoint(folds.filter(fold=fold)["group_id"])
-    network = data.fold_clips(rows, source, config.model_copy(update={"model": "frame_cnn"}), 0)
+    changes = {"model": "frame_cnn", "inner_validation_share": 0.25}
+    network = data.fold_clips(rows, source, config.model_copy(update=changes), 0)
     assert videos_of_pseudo_fakes(network.train)
     assert not videos_of_pseudo_fakes(network.validation)
     assert groups_of(network.train).isdisjoint(groups_of(network.validation) | of_test)
