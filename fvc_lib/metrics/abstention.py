@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fvc_lib.metrics.cases import CaseScore
 from fvc_lib.metrics.classification import FloatArray, IntArray, check_labels, check_scores, divide
 
 FAKE, REAL, UNDECIDED = "fake", "real", "undecided"
@@ -95,6 +96,19 @@ class PValues:
         # Both may be ruled out, by a score between the classes and far from both. Then the video is undecided too.
         answers: list[str] = np.select([not_real & ~not_fake, not_fake & ~not_real], [FAKE, REAL], UNDECIDED).tolist()
         return answers
+
+    def of_case(self, how: CaseScore) -> "PValues":
+        """Return the p-values (1,) of a case that consists of these M videos, however much they depend on each other.
+
+        With ``mean``, all its videos have its label: twice the mean of the p-values (V. Vovk and R. Wang, "Combining
+        p-values via averaging", Biometrika 107, 2020). With ``max``, a case is fake if one video is: "real" is ruled
+        out by M times the smallest p-value (Bonferroni), and "fake" by the largest.
+        """
+        num = self.real.size
+        real, fake = min(num, 2) * self.real.mean(), min(num, 2) * self.fake.mean()
+        if how == "max":
+            real, fake = num * self.real.min(), self.fake.max()
+        return PValues(np.minimum([real], 1.0), np.minimum([fake], 1.0))
 
 
 def p_values(known: Witnesses, scores: ArrayLike) -> PValues:

@@ -156,6 +156,9 @@ def test_files_are_found_in_folders_tables_and_lists_each_once(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     found = [str(path.relative_to(tmp_path)) for path in files_of(["in", "list.csv", "-", "gone.mp4"])]
     assert found == ["in/a.webm", "in/b.MP4", 'in/=x, "y".mp4', "in/\udcff.mp4", "gone.mp4"]
+    (tmp_path / "cases.csv").write_text("path,case\nin/b.MP4,event\nin/a.webm,\n")
+    assert list(files_of(["cases.csv", "in"], folder_is_case=True).values()) == ["event", ""]
+    assert set(files_of(["in"], folder_is_case=True).values()) == {"in"}
     (tmp_path / "none").mkdir()
     with pytest.raises(UsageError, match="without a file of kind video"):
         files_of(["none"])
@@ -191,6 +194,35 @@ def test_each_kind_of_file_gets_its_row(run, tmp_path):
     assert bad["verdict"] is gone["verdict"] is None
     assert found.answer().endswith("1 without a prediction, 2 could not be read.")
     assert found.limits[0].startswith("Asked: at most 30 % of the reals called fake")
+
+
+@pytest.mark.parametrize("how", ["mean", "max"])
+def test_videos_of_a_case_get_a_verdict_together_next_to_their_own(run, tmp_path, monkeypatch, how):
+    index = read_table(run.index, INDEX).sort("video_id")
+    own = run.root.parents[2] / "corpus" / index["path"][0]
+    for name, is_fake in (("a", True), ("b", True), ("c", False)):
+        write_video(tmp_path / f"{name}.mp4", draw_clip(name, 0, is_fake))
+    detector = verdict_detector(run.root)
+    detector.config = detector.config.model_copy(update={"case_score": how})
+    names = {"a": "event", "b": "event", "gone": "event", "c": ""}
+    files = {tmp_path / f"{name}.mp4": case for name, case in names.items()} | {
+        own: "known",
+        tmp_path / "x.mp4": "lost",
+    }
+    found = judge_files(detector, files, rule_of(0.3), tmp_path / "out", workers=1)
+    event, known, lost = found.cases.to_dicts()
+    a, b, _, _, stored, _ = found.table.to_dicts()
+    assert (event["case"], event["videos"], event["scored"]) == ("event", 3, 2)
+    assert (event["score"] >= max(a["score"], b["score"])) is (how == "max")
+    assert min(a["score"], b["score"]) <= event["score"]
+    assert event["verdict"] in ("fake", "real", "undecided")
+    assert known["score"] == pytest.approx(stored["score"], abs=1e-9)
+    assert (lost["score"], lost["verdict"]) == (None, None)
+    assert f"Case 'event', 2 of 3 videos scored: {event['verdict']}" in found.limits[0]
+    assert pl.read_csv(tmp_path / "out/cases.csv").height == 3
+    alone = judge(run, list(files), tmp_path / "alone")
+    assert alone.table.equals(found.table)
+    assert alone.cases.is_empty()
 
 
 def looked_at_by(monkeypatch) -> list[str]:

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -36,11 +36,19 @@ if TYPE_CHECKING:
     from fvc_lib.video.clips.store import Pixels
 
 _SHOWN = 20  # number of files whose answers the terminal shows
-_OF_VERDICTS = ("error_rate", "fpr", "prior", "map_minutes", "pages", "final")
-_OF_THIS_CALL = ("model", "paths", "out", "executor", "dry_run", "shard")  # not passed on to the call that goes on
+_OF_VERDICTS = ("error_rate", "fpr", "prior", "map_minutes", "pages", "folder_is_case", "final")
+_OF_THIS_CALL = (
+    "model",
+    "paths",
+    "out",
+    "folder_is_case",
+    "executor",
+    "dry_run",
+    "shard",
+)  # not passed on to the call that goes on
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 ANSWER, ASKED = "answer.txt", "asked.csv"
-FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", ANSWER)
+FILES = ("verdicts.csv", "verdicts.jsonl", "cases.csv", "verdicts.html", ANSWER)
 CSV, LINES, PAGE = PREDICTED = ("predictions.csv", "predictions.jsonl", "predictions.html")
 
 
@@ -61,6 +69,7 @@ CSV, LINES, PAGE = PREDICTED = ("predictions.csv", "predictions.jsonl", "predict
 @click.option("--pages", type=click.IntRange(min=-1), default=50, show_default=True, metavar="N",
               help="Number of judged videos that get a page with evidence; 0: none, -1: all.")  # fmt: skip
 @click.option("--allow-code", is_flag=True, help="Run the code of a bundle's own network or crop: read it first.")
+@click.option("--folder-is-case", is_flag=True, help="Videos in one folder are a case: they get a verdict together.")
 @click.option("--final", is_flag=True, help="Ask the run's one network of all groups (train_final), not the folds'.")
 @click.option("--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
               help="slurm: as jobs, with the settings of slurm/site.conf, a share of the files each.")  # fmt: skip
@@ -81,6 +90,7 @@ def predict(
     jobs: int | None,
     pages: int,
     allow_code: bool,
+    folder_is_case: bool,
     final: bool,
     executor: str,
     dry_run: bool,
@@ -105,6 +115,9 @@ def predict(
     be above its controls (models that can use only shortcuts). A video that is unlike the run's videos in codec, size,
     length or rate is undecided, too. A video of the run gets its stored out-of-fold score. A near-duplicate of a video
     of the run is marked as such and gets no prediction.
+
+    Several videos of one event are a case: name it in the table's column 'case', or give --folder-is-case. A case gets
+    a verdict from the mean of its videos' logits, or from the largest if the run has case_score max (cases.csv).
 
     With --final the network that the run trained on all groups judges new videos (-p train_final true trains it). With
     five folds it takes a fifth of the time. The limits for fake and real still come from the folds' out-of-fold scores.
@@ -142,7 +155,8 @@ def predict(
     options = [text for name in given if name not in _OF_THIS_CALL for text in given[name]]
     found = find_model(runs_dir, model)
     detector = load_detector(found, allow_code=allow_code, final=final)  # refused before anything is written
-    files = files_of(paths, detector.kind)
+    cases = files_of(paths, detector.kind, folder_is_case=folder_is_case)
+    files = list(cases)
     find: Callable[[list[Path]], Generator[Any]]
     one_network = detector if isinstance(detector, predicting.OneNetwork) else None
     if one_network is None:
@@ -170,9 +184,9 @@ def predict(
             find_out(Journal(folder, detector.identity, kind, shard=str(part)), mine, find, at_work.report)
         click.echo(f"{stage}, shard {shard}: {count_text(len(mine), detector.file_word)} done")
     elif executor == "slurm":
-        _submit(stage, files, folder, written, command, note, is_dry=dry_run)
+        _submit(stage, cases, folder, written, command, note, is_dry=dry_run)
     elif one_network is not None:
-        with _folder_taken(folder, files, written, note), stop_on_signals():
+        with _folder_taken(folder, cases, written, note), stop_on_signals():
             _predict_files(one_network, files, folder, find)
     else:
         parameters: dict[str, Any] = {
@@ -188,7 +202,7 @@ def predict(
             "video_pages": pages,
             "output_folder": str(folder),
         }
-        with _folder_taken(folder, files, written, note):
+        with _folder_taken(folder, cases, written, note):
             code = execute_record(
                 VERDICTS, folder, parameters, title=f"Verdicts by {detector.name}",
                 runs_dir=str(runs_dir), product="verdicts", answer=folder / ANSWER,
@@ -237,14 +251,14 @@ def _print_verdicts(folder: Path) -> None:
 
 
 def _submit(
-    stage_name: str, files: Sequence[Path], folder: Path, written: Sequence[str], command: Sequence[str], note: str,
+    stage_name: str, files: Mapping[Path, str], folder: Path, written: Sequence[str], command: Sequence[str], note: str,
     *, is_dry: bool,
 ) -> None:  # fmt: skip
     """Submit an array of jobs that judge shards (shares of the files), and a last job that writes the answers.
 
     Args:
         stage_name: name of the jobs.
-        files: absolute paths of the files to judge.
+        files: absolute paths of the files to judge, and their cases.
         folder: the folder for everything that is written.
         written: names of the files with answers in ``folder``; those of an earlier call are deleted.
         command: arguments of run_notebooks.py by which a job begins or continues the work.
@@ -283,12 +297,12 @@ def _refuse_foreign(folder: Path, written: Sequence[str]) -> None:
 
 
 @contextmanager
-def _folder_taken(folder: Path, files: Sequence[Path], written: Sequence[str], note: str) -> Iterator[None]:
+def _folder_taken(folder: Path, files: Mapping[Path, str], written: Sequence[str], note: str) -> Iterator[None]:
     """Lock the folder during the block, delete the answers of an earlier call, and print ``note``.
 
     Args:
         folder: the folder for everything that is written.
-        files: absolute paths of the files to judge; written as a list, from which a later call goes on.
+        files: absolute paths of the files to judge, and their cases; written as a table for a later call.
         written: names of the files with answers in ``folder``, without journals and records.
         note: lines that say which model is asked, and how to go on after a stop.
 
@@ -303,8 +317,8 @@ def _folder_taken(folder: Path, files: Sequence[Path], written: Sequence[str], n
     with run_lock(folder):
         (folder / JOURNAL).touch()
         # A later call or a job cannot read standard input again.
-        quoted = (os.fsencode(path).replace(b'"', b'""') for path in files)
-        write_bytes(folder / ASKED, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
+        rows = [tuple(os.fsencode(cell).replace(b'"', b'""') for cell in row) for row in files.items()]
+        write_bytes(folder / ASKED, b"path,case\n" + b"".join(b'"%b","%b"\n' % row for row in rows))
         for name in written:  # if this call fails, old answers must not look like new ones
             (folder / name).unlink(missing_ok=True)
         click.echo(note)

@@ -15,7 +15,7 @@ handled shards (shares of the files); their journals are merged first.
 import json
 import os
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -28,10 +28,11 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.corpus.corpus_files import Kind, Rejections, is_named_as
-from fvc_lib.corpus.label_table import SUFFIXES, read_label_table
+from fvc_lib.corpus.label_table import SUFFIXES, cell_text, read_label_table
 from fvc_lib.metrics.abstention import FAKE, REAL, UNDECIDED, p_values
 from fvc_lib.metrics.calibration import probabilities
-from fvc_lib.services.atomic_files import atomic_output
+from fvc_lib.metrics.cases import case_scores
+from fvc_lib.services.atomic_files import atomic_output, path_to_text, write_text
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.stage_logs import Report, not_reported
 from fvc_lib.services.tables import VERDICTS, check_table, csv_for_people, frame_of
@@ -51,15 +52,22 @@ from fvc_lib.tasks.video.verdicts.rule import (
 from fvc_lib.tasks.video.verdicts.scoring import FINAL
 from fvc_lib.tasks.video.verdicts.unfamiliar import FAMILIARITY, UNKNOWN
 
-CSV, LINES = "verdicts.csv", "verdicts.jsonl"
-_MOST_SHOWN = 1000
+CSV, LINES, CASES = "verdicts.csv", "verdicts.jsonl", "cases.csv"
+_MOST_SHOWN, _CASES_SHOWN = 1000, 20
+_CASE_COLUMNS = {
+    "case": pl.String, "videos": pl.Int64, "scored": pl.Int64, "score": pl.Float64, "verdict": pl.String,
+    "reasons": pl.String,
+}  # fmt: skip
 _DECISIONS = (FAKE, REAL, UNDECIDED)
 _UNSCORED, _UNREAD = "without a prediction", "could not be read"
 _ANSWERS = (*_DECISIONS, _UNSCORED, _UNREAD)
 
 
-def files_of(named: Sequence[str], kind: Kind = "video") -> list[Path]:
-    """Return the absolute paths of the files that ``named`` selects, in its order and without duplicates.
+def files_of(named: Sequence[str], kind: Kind = "video", *, folder_is_case: bool = False) -> dict[Path, str]:
+    """Map the absolute path of each file that ``named`` selects, in its order, to the file's case or an empty text.
+
+    A case holds several videos of one event. A table may name it in a column ``case``. With ``folder_is_case``, the
+    files that lie in one folder below a folder of ``named`` are a case.
 
     An entry of ``named`` selects files as follows:
 
@@ -71,9 +79,9 @@ def files_of(named: Sequence[str], kind: Kind = "video") -> list[Path]:
     Raises:
         UsageError: no file is selected, a folder has no file of ``kind``, or a table has no column ``path``.
     """
-    files: dict[Path, None] = {}
+    files: dict[Path, str] = {}
     for text in named:
-        path = Path(text)
+        path, cases = Path(text), dict[Path, str]()
         if text == "-":  # standard input
             lines = sys.stdin.buffer.read().replace(b"\0", b"\n").splitlines()
             paths = [Path(os.fsdecode(line)) for line in lines if line.strip()]
@@ -81,17 +89,22 @@ def files_of(named: Sequence[str], kind: Kind = "video") -> list[Path]:
             paths = sorted(found for found in path.rglob("*") if is_named_as(kind, found.name) and found.is_file())
             if not paths:
                 raise UsageError(f"{text!r}: a folder without a file of kind {kind}. Name the files.")
+            if folder_is_case:
+                cases = {found: path_to_text(found.parent) for found in paths}
         elif path.suffix.lower() in SUFFIXES:
             table = read_label_table(path)
             table.further_columns([("path",)])
-            paths = [path.parent / cells["path"] for _, cells in table.records(Rejections()) if cells["path"]]
+            rows = [cells for _, cells in table.records(Rejections()) if cells["path"]]
+            cases = {path.parent / cells["path"]: cell_text(cells, "case") or "" for cells in rows}
+            paths = list(cases)
         else:
             paths = [path]
         # Symbolic links are not resolved, and '~nobody' without such a user stays as it is.
-        files |= {Path(os.path.abspath(os.path.expanduser(found))): None for found in paths}  # noqa: PTH100, PTH111
+        for found in paths:
+            files.setdefault(Path(os.path.abspath(os.path.expanduser(found))), cases.get(found, ""))  # noqa: PTH100, PTH111
     if not files:
         raise UsageError(f"no {kind} is named. Give files, folders, tables with a column 'path', or '-' for a list.")
-    return list(files)
+    return files
 
 
 @dataclass(frozen=True)
@@ -102,6 +115,7 @@ class Verdicts:
         table: VERDICTS of the first ``_MOST_SHOWN`` files.
         counts: the number of files that are ``fake``, ``real``, ``undecided``, ``without a prediction``, or that
             ``could not be read``.
+        cases: the verdicts on cases, as ``case_table`` returns them; also in ``cases.csv``.
         detector: the detector that scored the files.
         rule: the rule that gave the verdicts.
         limits: sentences on how far the verdicts can be trusted.
@@ -111,6 +125,7 @@ class Verdicts:
 
     table: pl.DataFrame
     counts: Mapping[str, int]
+    cases: pl.DataFrame
     detector: VideoDetector
     rule: Rule
     limits: tuple[str, ...]
@@ -135,7 +150,7 @@ class Verdicts:
 
 def judge_files(
     detector: VideoDetector,
-    files: Sequence[Path],
+    files: Sequence[Path] | Mapping[Path, str],
     rule: Rule,
     folder: Path,
     *,
@@ -146,7 +161,7 @@ def judge_files(
 
     Args:
         detector: the detector of a run, ensemble or bundle.
-        files: absolute paths without duplicates.
+        files: absolute paths without duplicates; a mapping also gives their cases (``files_of``).
         rule: the conditions under which a video is called fake or real.
         folder: folder for the tables and the journal; journals of shards in it are merged first.
         workers: number of processes that decode; 0: one per core.
@@ -160,12 +175,17 @@ def judge_files(
     take_in(folder, VERDICTS_STAGE)
     find = partial(detector.findings, workers=workers)
     counts, shown, written = Counter[str](), _table(detector, [], rule), (folder / CSV, folder / LINES)
+    case_of = {path_to_text(path): case for path, case in files.items()} if isinstance(files, Mapping) else {}
+    of_case = defaultdict[str, list[Finding]](list)
     with ExitStack() as stack:
         journal = stack.enter_context(closing(Journal(folder, detector.identity, Finding)))
         temporaries = [stack.enter_context(atomic_output(path)) for path in written]
         table, lines = (stack.enter_context(path.open("w", encoding="utf-8")) for path in temporaries)
         table.write(csv_for_people(shown))
-        for findings, _ in found_in_blocks(journal, files, find, progress):
+        for findings, _ in found_in_blocks(journal, list(files), find, progress):
+            for found in findings:
+                if case := case_of.get(found.path):
+                    of_case[case].append(found)
             some = check_table(_table(detector, findings, rule), VERDICTS, CSV)
             flat = some.with_columns(pl.col("reasons").str.replace_all("\n", " "))
             table.write(csv_for_people(flat, header=False))
@@ -173,8 +193,51 @@ def judge_files(
             without = pl.when(pl.col("failure").is_null()).then(pl.lit(_UNSCORED)).otherwise(pl.lit(_UNREAD))
             counts.update(some.select(pl.coalesce("verdict", without)).to_series())
             shown = pl.concat([shown, some]).head(_MOST_SHOWN)
-    limits = (*detector.cautions, *detector.remarks, *_limits(detector, rule))
-    return Verdicts(shown, counts, detector, rule, limits, written)
+    cases = case_table(detector, of_case, rule)
+    if cases.height:
+        write_text(folder / CASES, csv_for_people(cases))
+    limits = (*case_sentences(cases), *detector.cautions, *detector.remarks, *_limits(detector, rule))
+    return Verdicts(shown, counts, cases, detector, rule, limits, written)
+
+
+def case_table(detector: VideoDetector, of_case: Mapping[str, Sequence[Finding]], rule: Rule) -> pl.DataFrame:
+    """Return the verdict on each case, with the columns ``case videos scored score verdict reasons``.
+
+    The score is that of the mean or largest logits of its videos, as the run's ``case_score`` says. The verdict comes
+    from their p-values (``PValues.of_case``). A video that is unlike the run's videos makes the case undecided.
+
+    Args:
+        detector: the detector that gave the findings.
+        of_case: the findings on the videos of each case.
+        rule: the conditions under which a case is called fake or real.
+    """
+    rows, how = list[tuple[object, ...]](), detector.config.case_score
+    for case, findings in of_case.items():
+        scored = [found for found in findings if found.logits]
+        score, verdict, reasons = None, None, ["No video of it has a score."]
+        if scored:
+            num_networks = max(len(found.logits) for found in scored)
+            logits = np.array([np.broadcast_to(found.logits, num_networks) for found in scored])
+            merged = p_values(detector.known.witnesses, logits).of_case(how)
+            (answer,) = detector.known.answers_to(merged, rule)
+            unlike = dict.fromkeys(sentence for found in scored for sentence in found.unfamiliar)
+            verdict, reasons = _concluded(answer, rule, list(unlike))
+            one = np.zeros(len(scored))
+            combined = [case_scores(column, one, how)[1][0] for column in logits.T]
+            score = float(probabilities(np.array(combined), 1.0).mean())
+        rows.append((case, len(findings), len(scored), score, verdict, " ".join(reasons)))
+    return pl.DataFrame(rows, _CASE_COLUMNS, orient="row")
+
+
+def case_sentences(cases: pl.DataFrame) -> list[str]:
+    """Return a sentence on each of the first 20 cases, and one on the number of the others; see ``case_table``."""
+    lines = []
+    for case, videos, scored, score, verdict, reasons in cases.head(_CASES_SHOWN).rows():
+        said = "no prediction" if score is None else f"{verdict}, probability of fake {score:.3f}"
+        lines.append(f"Case {case!r}, {scored} of {videos} videos scored: {said}. {reasons}")
+    if cases.height > _CASES_SHOWN:
+        lines.append(f"And {cases.height - _CASES_SHOWN:,} more cases: {CASES}.")
+    return lines
 
 
 def _limits(detector: VideoDetector, rule: Rule) -> Iterator[str]:
