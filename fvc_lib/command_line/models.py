@@ -228,6 +228,7 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
             measured with the folds' networks.
     """
     from fvc_lib.analysis.read.headline import run_headline
+    from fvc_lib.tasks.video.calibration import read_selection, too_few_groups
     from fvc_lib.tasks.video.verdicts.rule import TAKEN_OVER, WORTH
 
     config, headline = run_config(run.params_yaml), run_headline(run)
@@ -238,6 +239,9 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
         chosen = "Epoch, temperature and threshold were chosen on inner validation videos."
         if config.cross_fits:
             chosen = "Temperature and threshold were chosen on held-out scores of the training videos."
+        records = [read_selection(run.fold_checkpoints(fold)) for fold in range(config.num_trainings)]
+        if few := [one.selection.fewest_groups for one in records if one and not one.selection.is_calibrated]:
+            chosen = f"Scores are {too_few_groups(min(few))}."
         split = f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}. {chosen} {circumstances}"
     not_here = f"The numbers are of {config.num_trainings} networks, which are not here."
     final_part = ["## One network of all groups", "", f"{WORTH} {TAKEN_OVER} {not_here}", ""] if final else []

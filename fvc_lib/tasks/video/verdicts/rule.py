@@ -39,7 +39,7 @@ WITHHELD = "The run is not shown to be above its controls, so its scores decide 
 UNCALIBRATED = (
     "Scores are no probabilities here, but ranks: a label has fewer than "
     f"{MIN_GROUPS} training groups, which calibrate nothing, or the runs of an ensemble are calibrated for different "
-    "shares of fakes."
+    "shares of fakes. So the column 'probability' stays empty."
 )
 WORTH = (
     "One network, trained on all groups, with no number of its own: its worth is taken to be that of the folds' "
@@ -195,8 +195,8 @@ def rule_sentences(known: KnownVideos, rule: Rule) -> Iterator[str]:
             )
     if None in known.base_rates:
         yield UNCALIBRATED
-    if rule.prior is not None:
-        shares = [percent(rate) if rate else "no known share" for rate in known.base_rates]
+    elif rule.prior is not None:
+        shares = [percent(rate) for rate in known.base_rates if rate is not None]
         yield (
             f"'probability' is the score where {percent(rule.prior)} of the videos are fakes. The scores themselves "
             f"are calibrated where this share of the videos are: {', '.join(dict.fromkeys(shares))}."
