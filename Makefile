@@ -77,8 +77,9 @@ $(APP_STAMP): $(STAMP) requirements-app.lock
 	@$(call install,--requirement requirements.lock --requirement requirements-app.lock)
 	@touch $@
 
-demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus and show where the report is
+demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus, show where the report is, and judge one video
 	$(RUN) run_notebooks.py --params params/demo.yaml
+	$(RUN) run_notebooks.py predict latest $(or $(FVC_DATA_DIR),data)/sample_corpus/videos/clip_000.mp4 --map-minutes 0
 
 demo-image: $(STAMP)  ## Train image recognition with regression on built-in pictures of dishes
 	$(RUN) run_notebooks.py --params params/image.yaml

@@ -91,10 +91,9 @@ def looped(clips: Callable[[Path], np.ndarray], detector: VideoDetector, files: 
         some = np.stack(
             [clips(path).reshape(number, -1, *networks.store.shape[1:]) for path in files[start : start + size]]
         )
-        each = [
-            probabilities(networks.logits(fold, some), network.temperature) for fold, network in networks.folds.items()
-        ]
-        scores += np.mean(each, axis=0).tolist()
+        logits = networks.logits(networks.judges, some)
+        temperatures = [networks.folds[fold].temperature for fold in networks.judges]
+        scores += probabilities(logits / temperatures, 1.0).mean(1).tolist()
     return scores
 
 

@@ -36,9 +36,9 @@ def find_model(runs_dir: str | Path, name: str) -> Path:
         UsageError: there is no such bundle, run, ensemble or registered model.
         FvcError: MLflow refused the download, or the content differs from what was registered.
     """
-    from fvc_lib.analysis.mlflow import SCHEME, default_tracking_uri, fetched_bundle
+    if name.startswith("models:/"):
+        from fvc_lib.analysis.mlflow import default_tracking_uri, fetched_bundle  # duckdb takes time to load
 
-    if name.startswith(SCHEME):
         store = default_tracking_uri(Path(runs_dir))
         return fetched_bundle(name, tracking_uri=store, cache_dir=Path(resolve_config().cache_dir))
     from fvc_lib.tasks.bundle import is_bundle  # torch takes a second to load
@@ -107,7 +107,7 @@ def standing_of_run(run: RunPaths) -> "Standing":
     from fvc_lib.services.tables import TASK_RESULTS
     from fvc_lib.tasks.predicting import ScoreRecord, Standing
 
-    headline = run_headline(run)
+    headline = run_headline(run, with_memory=False)
     if run_config(run.params_yaml).task == DEFAULT_TASK:
         sentences = headline.sentences
         rows = [
@@ -172,7 +172,7 @@ def export(run: str, to: Path | None, final: bool, runs_dir: Path) -> None:
     a model card (README.md), and a SHA-256 of every file, which is checked before loading. It has no video, and no path
     or name of a video. A network of your own is copied as code. Who loads the bundle must allow this code. A run that
     is not above its controls (models that can use only shortcuts) is exported as well. The card then says so first,
-    and loading the bundle gives a warning.
+    and the bundle gives no verdicts but "undecided".
 
     Exit codes: 0 ok, 1 a file is damaged, 2 usage, 3 the results are missing or damaged.
     """

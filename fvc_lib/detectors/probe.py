@@ -45,13 +45,14 @@ class StageTrunk(PictureTrunk):
         with torch.no_grad():
             picture = self.normalised(torch.zeros(1, 3, side, side, dtype=torch.uint8))
             blocks = trunk._recomputable
-            self._stages = _ends_of_stages(blocks, _outputs(trunk.eval(), blocks, picture)[0])
-            self.frame_feature_size = self.encode_pictures(picture).shape[1]
+            outputs, features = _outputs(trunk.eval(), blocks, picture)
+            places = _ends_of_stages(outputs)
+            self._stages = [blocks[place] for place in places]
+            self.frame_feature_size = _described([outputs[place] for place in places], features).shape[1]
 
     def encode_pictures(self, pictures: Tensor) -> Tensor:
         """Return features (N, F) of normalised pictures, float (N, 3, H, W): statistics of the stages, then output."""
-        outputs, features = _outputs(self.network, self._stages, pictures)
-        return torch.cat([*map(_statistics, outputs), features], 1)
+        return _described(*_outputs(self.network, self._stages, pictures))
 
 
 def _outputs(trunk: Any, parts: Sequence[nn.Module], pictures: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -70,17 +71,22 @@ def _outputs(trunk: Any, parts: Sequence[nn.Module], pictures: Tensor) -> tuple[
     return seen, features.flatten(1)
 
 
-def _ends_of_stages(blocks: Sequence[nn.Module], outputs: Sequence[Tensor]) -> list[nn.Module]:
-    """Return the last block of every stage, a series of consecutive blocks with outputs of equal shape.
+def _described(outputs: Sequence[Tensor], features: Tensor) -> Tensor:
+    """Return the statistics of the stages' outputs, then ``features`` (N, F), as one tensor (N, F')."""
+    return torch.cat([*map(_statistics, outputs), features], 1)
 
-    If all outputs have the same shape, as in a vision transformer, up to four blocks are returned: at even distances,
+
+def _ends_of_stages(outputs: Sequence[Tensor]) -> list[int]:
+    """Return the place of the last block of every stage, a series of consecutive blocks with outputs of equal shape.
+
+    If all outputs have the same shape, as in a vision transformer, up to four places are returned: at even distances,
     the last block included. ``outputs`` has the output of every block.
     """
     shapes = [output.shape for output in outputs]
     ends = [number for number, shape in enumerate(shapes) if number + 1 == len(shapes) or shapes[number + 1] != shape]
     if len(ends) == 1:
         ends = sorted({len(shapes) * quarter // _EVEN_STAGES - 1 for quarter in range(1, _EVEN_STAGES + 1)} - {-1})
-    return [blocks[number] for number in ends]
+    return ends
 
 
 def _statistics(output: Tensor) -> Tensor:

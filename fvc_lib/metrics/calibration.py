@@ -10,7 +10,6 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import minimize
 from scipy.special import expit, log_expit, logsumexp
 
 from fvc_lib.metrics.classification import (
@@ -277,6 +276,8 @@ def fit_stacking(labels: ArrayLike, log_odds: ArrayLike, weights: ArrayLike) -> 
     if not len(values) or truth.min() == truth.max():
         return Stacking(equal, 0.0)
     scale = float(np.sqrt(np.mean(values**2))) or 1.0
+    from scipy.optimize import minimize  # a third of a second to load
+
     sign = np.where(check_labels(truth) == 1, 1.0, -1.0)
 
     def loss(point: FloatArray) -> tuple[float, FloatArray]:

@@ -161,7 +161,7 @@ def run_isolated(
     seconds = timeout_seconds if isinstance(timeout_seconds, Sequence) else [timeout_seconds] * len(items)
     room = memory_budget().total_bytes - resident_bytes()
     most = at_first = max(1, min(workers or available_cores(), room // worker_bytes, len(queue)))
-    arguments = [function, repr(max(seconds)), str(memory_bytes or 0)]
+    arguments = [function, str(memory_bytes or 0)]
     busy: list[_Child] = []
     idle: list[_Child] = []
 
@@ -173,7 +173,7 @@ def run_isolated(
         while queue or busy:
             look()
             while queue and len(busy) < (1 if queue[0] in alone else most):
-                child = idle.pop() if idle else _Child(arguments)
+                child = idle.pop() if idle else _early.pop(tuple(arguments), None) or _Child(arguments)
                 child.position = queue.popleft()
                 busy.append(child)
                 note_in_hand()
@@ -203,6 +203,30 @@ def run_isolated(
             child.end()
 
 
+_early: dict[tuple[str, ...], Any] = {}  # children that no call of ``run_isolated`` has used yet, by arguments
+
+
+def start_early(function: str) -> Callable[[], None]:
+    """Start a child before ``run_isolated`` needs it, so that it imports its modules while this process loads others.
+
+    The first call of ``run_isolated`` for the same function and the default memory limit uses the child.
+
+    Args:
+        function: as in ``run_isolated``.
+
+    Returns:
+        A function that ends the child if it was not used.
+    """
+    arguments = function, str(DEFAULT_MEMORY_BYTES)
+    _early[arguments] = _Child(arguments)
+
+    def end() -> None:
+        if arguments in _early:
+            _early.pop(arguments).end()
+
+    return end
+
+
 class _Child:
     """A child process of ``run_isolated``, which computes one item at a time.
 
@@ -230,7 +254,7 @@ class _Child:
 
     def begin(self, item: Any, seconds: float) -> None:
         """Send ``item`` to the child now, or when it has started; ``seconds`` is the time limit of the answer."""
-        self._item, self._seconds = json.dumps(item, ensure_ascii=True).encode() + b"\n", seconds
+        self._item, self._seconds = json.dumps([seconds, item], ensure_ascii=True).encode() + b"\n", seconds
         if self._is_ready:
             self._send()
 
@@ -300,11 +324,10 @@ class _Child:
 def serve() -> None:
     """Run the main loop of a child process, until its standard input ends.
 
-    It reads one item per line as JSON, calls the function, and writes one result per line as JSON to standard output.
-    The command line has the function's name, the longest time limit in seconds, and the memory limit in bytes (0:
-    none).
+    It reads a time limit in seconds and an item per line as JSON, calls the function, and writes one result per line as
+    JSON to standard output. The command line has the function's name, and the memory limit in bytes (0: none).
     """
-    function, timeout_text, memory_text = sys.argv[1:4]
+    function, memory_text = sys.argv[1:3]
     answers = os.dup(1)
     os.dup2(2, 1)  # prints of libraries must not mix with the answers
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -319,8 +342,9 @@ def serve() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for line in sys.stdin.buffer:
         # The kernel ends this process when its parent is gone and it hangs, even inside native code.
-        signal.setitimer(signal.ITIMER_REAL, 2 * float(timeout_text) + 1)
-        answer = json.dumps(call(json.loads(line)), ensure_ascii=True, allow_nan=False).encode() + b"\n"
+        seconds, item = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, 2 * seconds + 1)
+        answer = json.dumps(call(item), ensure_ascii=True, allow_nan=False).encode() + b"\n"
         signal.setitimer(signal.ITIMER_REAL, 0)
         while answer:
             answer = answer[os.write(answers, answer) :]

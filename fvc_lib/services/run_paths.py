@@ -125,6 +125,8 @@ class RunPaths:
     final_validation = _Path(
         "tables/final_validation.parquet"
     )  # logits of the network trained on all groups, on its validation part
+    final_features = _Path("tables/final_features.safetensors")  # features of that part by this network
+    test_features = _Path("tables/test_features.safetensors")  # features of tested videos, to compare new files with
     results = _Path("kfold_results.feather")  # metrics, intervals and controls over all folds
     slices = _Path("tables/slices.parquet")  # the results by platform, codec, length and other attributes
     robustness = _Path("tables/robustness.parquet")  # scores of the disturbed test videos, on request

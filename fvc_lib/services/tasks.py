@@ -233,6 +233,7 @@ _VIDEO = TaskSpec(
             trains=True,
             schemas=("FINAL_VALIDATION",),
             report_rank=2,
+            beside=_files("final_features"),
             when=lambda config: config.train_final,
             when_words="with -p train_final true",
             needs_when={FORENSIC_FEATURES: _is_forensic},
@@ -246,7 +247,7 @@ _VIDEO = TaskSpec(
             _files("results", "slices", "leakage_audit"),
             schemas=("RESULTS", "SLICES", "LEAKAGE_AUDIT"),
             report_rank=0,
-            beside=_files("scores", "video_frames"),
+            beside=_files("scores", "video_frames", "test_features"),
         ),
         Stage(
             ANALYSIS_DASHBOARD,

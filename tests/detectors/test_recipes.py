@@ -124,7 +124,7 @@ def test_a_new_clip_is_judged_as_in_training(name, shape):
     estimator = DETECTORS.get(config.model).estimator
     arrays = estimator.fit(values, np.array([0, 1, 0, 1]), np.ones(4), estimator.candidates[0])
     with torch.inference_mode():
-        found = probe(config, arrays)(frames).numpy()
+        found = probe(build_detector(config).trunk, config, arrays)(frames).numpy()
     np.testing.assert_allclose(found, estimator.logits(arrays, values), rtol=1e-6)
 
 

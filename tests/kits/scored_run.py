@@ -12,6 +12,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import FOLDS, INDEX, write_table
+from fvc_lib.tasks.video.predicting import write_features
 from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.video.clips.making import make_clips
 from fvc_lib.video.clips.store import ClipStore
@@ -81,6 +82,7 @@ def trained_run(
     for fold in range(2):
         with MetricLog(made.metrics("04_fold_training", fold), run_id="run", fold=fold, attempt=1) as log:
             train_fold(made, config, fold, metric_log=log)
+    write_features(made)
     return made
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fvc_lib.tasks.video.verdicts.unfamiliar import UNFAMILIAR_AT, FeatureDistance, is_frozen, nearest_distances
+from fvc_lib.tasks.video.verdicts.unfamiliar import UNFAMILIAR_AT, FeatureDistance, Neighbours, is_frozen
 
 NUM_FEATURES = 12
 
@@ -49,12 +49,12 @@ def test_few_groups_never_show_that_a_video_is_unlike_them(groups_per_fold, can)
 
 def test_the_distance_is_that_of_a_plain_loop():
     features, groups = drawn(np.random.default_rng(2), 4)
-    own = nearest_distances(features, features, groups[:, None] == groups)
+    own = Neighbours(features).distances(features, groups[:, None] == groups)
     scaled = (features - features.mean(0)) / features.std(0)
     for place, one in enumerate(scaled):
         others = [np.linalg.norm(one - each) for each, of in zip(scaled, groups, strict=True) if of != groups[place]]
         assert own[place] == pytest.approx(np.mean(sorted(others)[:5]), rel=1e-4)
-    assert np.isinf(nearest_distances(features[:3], features[:3], np.ones((3, 3), bool))).all()
+    assert np.isinf(Neighbours(features[:3]).distances(features[:3], np.ones((3, 3), bool))).all()
 
 
 @pytest.mark.parametrize("size", [4, 20])

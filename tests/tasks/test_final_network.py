@@ -18,7 +18,7 @@ from fvc_lib.services.tasks import FINAL_TRAINING
 from fvc_lib.tasks.bundle import write_bundle
 from fvc_lib.tasks.predicting import Standing, predictor_of
 from fvc_lib.tasks.video import data
-from fvc_lib.tasks.video.predicting import held_back
+from fvc_lib.tasks.video.predicting import held_back, write_features
 from fvc_lib.tasks.video.training import read_fold, train_fold
 from fvc_lib.tasks.video.verdicts.evidence import NO_NETWORK, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import judge_files
@@ -53,6 +53,7 @@ def without(scored_run, home) -> RunPaths:
 @pytest.fixture(scope="module")
 def run(without) -> RunPaths:
     train(without, run_config(without.params_yaml))
+    write_features(without, final=True)
     return without
 
 

@@ -74,7 +74,7 @@ def test_scores_are_those_of_training_on_the_clips_and_of_the_network_asked_agai
     assert network.num_frozen == 3 * 8 * 9 + 8
     frozen.paths.params_yaml.write_text(yaml.safe_dump(frozen.config.model_dump(mode="json")))
     clips = np.stack([frozen.store.read(video_id, 0)[None] for video_id in by_features["video_id"]])
-    logits = networks_of_run(frozen.paths, [0]).logits(0, clips)
+    logits = networks_of_run(frozen.paths, [0]).logits((0,), clips)[:, 0]
     np.testing.assert_allclose(logits, by_features["logit"].to_numpy(), atol=1e-5)
     other = elsewhere(frozen, tmp_path / "other" / "run_1")
     monkeypatch.setattr("fvc_lib.tasks.video.training.with_features", lambda source, *_, **__: source)

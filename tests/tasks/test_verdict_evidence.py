@@ -5,10 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from fvc_lib.analysis.pages.answers import over_time
+from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import verdict_detector
 from fvc_lib.command_line.verdicts.pages import page_name, page_parts, write_video_pages
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table
 from fvc_lib.tasks.video.predicting import VideoDetector
@@ -16,7 +19,7 @@ from fvc_lib.tasks.video.verdicts import evidence, judging
 from fvc_lib.tasks.video.verdicts.evidence import decoded, score_windows
 from fvc_lib.tasks.video.verdicts.rule import rule_of
 from fvc_lib.tasks.video.verdicts.unfamiliar import distance_of
-from tests.kits.scored_run import NUM_VIDEOS, write_video
+from tests.kits.scored_run import NUM_VIDEOS, copied_run, write_video
 from tests.kits.training import draw_clip
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -128,14 +131,36 @@ def test_a_page_for_each_judged_file_whole_harmless_and_not_made_twice(run, dete
     assert [path.name for path in (out / "videos").iterdir()] == names[:1]
 
 
-def test_feature_distance_is_of_the_forward_pass_that_scores_and_is_computed_once(detector, tmp_path, monkeypatch):
+def test_stored_features_are_of_the_pass_that_scores_and_are_refused_for_other_networks(run, detector, tmp_path):
     known, networks = detector.known, detector.networks
     found = distance_of(networks, known)
     assert found.num_groups == NUM_VIDEOS
     own = known.tested.filter(fold=0).sort("video_id")
     clip = np.array(networks.store.read(own["video_id"][1], 0))[None, None]
-    features: list[np.ndarray] = []
-    assert networks.logits(0, clip, features).tolist() == networks.logits(0, clip).tolist()
-    assert features[0].tolist() == found.features[0][1:2].tolist()
-    monkeypatch.setattr(type(networks), "logits", None)  # from here on nothing is computed
-    assert distance_of(networks, known).features[1].tolist() == found.features[1].tolist()
+    features: dict[int, list[np.ndarray]] = {}
+    assert networks.logits((0,), clip, features).tolist() == networks.logits((0,), clip).tolist()
+    assert features[0][0].tolist() == found.features[0][1:2].tolist()
+    assert detector.distance.digest == found.digest
+    copy = copied_run(run, tmp_path)
+    of_others = copy.test_features.read_bytes().replace(b"weights", b"another")
+    for content in (of_others, None):
+        copy.test_features.unlink() if content is None else copy.test_features.write_bytes(content)
+        with pytest.raises(DataError, match=f"--only 05 --resume {copy.root}"):
+            verdict_detector(copy.root).distance.digest  # noqa: B018 - is read when it is first needed
+
+
+def test_predict_answers_first_without_a_notebook_and_its_page_leads_to_the_evidence(run, tmp_path):
+    new, broken, out = tmp_path / "new.mp4", tmp_path / "broken.mp4", tmp_path / "out"
+    write_changed(new, 10, 40)
+    broken.write_bytes(b"no video")
+    asked = ["predict", str(run.root), str(new), str(broken), "--out", str(out), "--map-minutes", "0", "-j", "1"]
+    done = CliRunner().invoke(main, asked)
+    assert done.exit_code == 0, done.output
+    first, second, *_ = done.output.splitlines()
+    assert first.startswith(f"{new}: undecided, probability of fake 0.")
+    assert second.startswith(f"{broken}: not read. ")
+    assert not list(out.rglob("*.ipynb"))
+    assert 'href="videos/0001_new.html"' in (out / "verdicts.html").read_text()
+    assert "manifest (C2PA)" in (out / "videos" / "0001_new.html").read_text()
+    alone = CliRunner().invoke(main, ["predict", str(run.root), str(broken), "--out", str(tmp_path / "alone")])
+    assert alone.exit_code == 3

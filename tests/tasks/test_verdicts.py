@@ -281,12 +281,14 @@ def test_a_stopped_call_goes_on_and_scores_only_what_is_new_or_has_changed(run, 
 def test_a_score_does_not_depend_on_the_videos_beside_it_or_on_what_a_pass_is_filled_up_with(run, monkeypatch):
     networks = networks_of_run(run)
     clips = np.stack([draw_clip(f"v{number}", 0, number % 2 == 0) for number in range(7)])[:, None]
-    assert networks.logits(0, clips).tolist() == [networks.logits(0, clips[[each]])[0] for each in range(7)]
+    folds = (0, 1)
+    alone = [networks.logits(folds, clips[[each]])[0].tolist() for each in range(7)]
+    assert networks.logits(folds, clips).tolist() == alone
     monkeypatch.setattr("fvc_lib.tasks.video.verdicts.scoring.clips_in_a_pass", lambda _device, size: size)
-    features, own = [], []
-    together = networks.logits(0, clips, features)  # passes of four, as on a GPU
-    assert [networks.logits(0, clips[[each]], own)[0] for each in (5, 2)] == together[[5, 2]].tolist()
-    assert np.array_equal(np.concatenate(own), features[0][[5, 2]])
+    features, own = {}, {}
+    together = networks.logits(folds, clips, features)  # passes of four, as on a GPU
+    assert [networks.logits(folds, clips[[each]], own)[0].tolist() for each in (5, 2)] == together[[5, 2]].tolist()
+    assert np.array_equal(np.concatenate(own[1]), features[1][0][[5, 2]])
 
 
 def test_a_decoder_that_is_not_known_to_be_the_runs_is_said(run, monkeypatch):

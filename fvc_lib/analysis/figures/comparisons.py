@@ -1,4 +1,4 @@
-"""Figures and tables that compare results: targets, disturbed videos, detectors, pairs of runs, audits and verdicts.
+"""Figures and tables that compare results: targets, disturbed videos, detectors, pairs of runs, and audits.
 
 A protocol is the rule that splits videos into training and test. A target is a corpus or generator that a protocol uses
 for testing only. A control is a simple predictor that the model must beat.
@@ -165,25 +165,3 @@ def detectors_figure(audit: Audit) -> go.Figure:
         "to be above all controls, or no honest split",
         rows, names="Detector or control", values=_NAME,
     )  # fmt: skip
-
-
-# --- Verdicts on files: rows of VERDICTS
-
-
-def verdict_table(table: pl.DataFrame) -> pl.DataFrame:
-    """Return the verdicts on new video files for readers, one row per file.
-
-    Columns are ``file verdict score probability reasons``. Each fold has a network, and each network scores the file.
-    ``score`` is text with the mean, the lowest and the highest of these scores. ``table`` holds rows of
-    ``tables.VERDICTS``.
-    """
-    ends = table.select("score", "score_low", "score_high").rows()
-    scores = ["" if row[0] is None else interval_text(*row) for row in ends]
-    unread = pl.when(pl.col("failure").is_null()).then(pl.lit("no prediction")).otherwise(pl.lit("not read"))
-    return table.select(
-        pl.col("path").str.split("/").list.last().alias("file"),
-        pl.coalesce("verdict", unread).alias("verdict"),
-        pl.Series("score", scores, dtype=pl.String),
-        "probability",
-        pl.col("reasons").str.replace_all("\n", " "),
-    )

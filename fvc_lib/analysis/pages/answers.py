@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 from markupsafe import Markup
 
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.gallery import Card, card_html, thumbnail
+from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.pages.page import render, write_page
+from fvc_lib.analysis.wording import interval_text
 
 Floats = npt.NDArray[np.floating]
 Pixels = npt.NDArray[np.uint8]
@@ -178,7 +181,29 @@ def heated(frame: Pixels, values: Floats) -> Pixels:
     return np.asarray((grey * (1 - cover) + color * cover).round().clip(0, 255), np.uint8)
 
 
-# --- All predictions of a task without folds
+# --- All predictions for new files
+
+
+def verdict_table(table: pl.DataFrame, pages: Mapping[str, str]) -> HtmlTable:
+    """Return the verdicts on new video files for readers, one row per file; a name links to the file's page.
+
+    Args:
+        table: rows of ``tables.VERDICTS``.
+        pages: addresses of the files' own pages, by path.
+    """
+    ends = table.select("score", "score_low", "score_high").rows()
+    scores = ["" if row[0] is None else interval_text(*row) for row in ends]
+    unread = pl.when(pl.col("failure").is_null()).then(pl.lit("no prediction")).otherwise(pl.lit("not read"))
+    shown = table.select(
+        pl.col("path").str.split("/").list.last().alias("file"),
+        pl.coalesce("verdict", unread).alias("verdict"),
+        pl.Series("score", scores, dtype=pl.String),
+        "probability",
+        pl.col("reasons").str.replace_all("\n", " "),
+    )
+    caption = "Scores are probabilities of fake, the mean over the networks; a name leads to the file's own page"
+    links = {"file": [pages.get(path, "") for path in table["path"]]}
+    return HtmlTable(shown, caption, links=links, max_rows=1000, missing="", stacks=True)
 
 
 def write_predictions_page(
@@ -191,8 +216,9 @@ def write_predictions_page(
     failures: Sequence[tuple[str, str]],
     *,
     is_shown: bool,
+    table: HtmlTable | None = None,
 ) -> None:
-    """Write the page with a run's predictions for new files (tasks without folds). It is never left half written.
+    """Write the page with a run's predictions for new files. It is never left half written.
 
     Args:
         path: path of the page.
@@ -204,13 +230,14 @@ def write_predictions_page(
         failures: path and reason of each file that was not read. The first ``MOST_CARDS`` are shown.
         is_shown: whether the run is shown to be above its controls, the simple predictors that it must beat. If not,
             the page carries a warning.
+        table: a table of the files, instead of cards.
 
     Raises:
         OSError: the page cannot be written.
     """
     body = render(
-        "predictions.html", title=title, answer=answer, worth=worth, cards=[Markup(card_html(card)) for card in cards],
+        "predictions.html", title=title, answer=answer, worth=worth, is_shown=is_shown,
+        table_of_files=Markup(table._repr_html_() if table else ""), cards=[Markup(card_html(card)) for card in cards],
         more=num_read - len(cards), failures=failures[:MOST_CARDS], more_failures=max(0, len(failures) - MOST_CARDS),
-        is_shown=is_shown,
     )  # fmt: skip
     write_page(path, title, body)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 from pygments.formatters.html import HtmlFormatter
 
 from fvc_lib.analysis import wording
@@ -100,9 +99,12 @@ def write_page(
         plotly=PLOTLY_FILE if has_figures else "", policy=policy, style=Markup(style),
     )  # fmt: skip
     write_text(path, page)
-    plotly, script = path.parent / PLOTLY_FILE, get_plotlyjs()
-    if has_figures and (not plotly.is_file() or plotly.stat().st_size != len(script.encode())):
-        write_text(plotly, script)
+    if has_figures:
+        from plotly.offline import get_plotlyjs  # a third of a second to load
+
+        plotly, script = path.parent / PLOTLY_FILE, get_plotlyjs()
+        if not plotly.is_file() or plotly.stat().st_size != len(script.encode()):
+            write_text(plotly, script)
 
 
 def stamp_of(path: Path) -> str | None:

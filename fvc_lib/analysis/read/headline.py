@@ -624,10 +624,15 @@ def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
 # --- The headline
 
 
-def run_headline(run: RunPaths) -> ReportHeadline:
+def run_headline(run: RunPaths, *, with_memory: bool = True) -> ReportHeadline:
     """Return the headline of a run: main score, verdict against the controls, cautions and facts.
 
     It is read from the files that the run has written so far.
+
+    Args:
+        run: the run.
+        with_memory: whether the samples of memory are read, which are many after a long training. False: the peak of
+            the memory is the one in the run's status.
     """
     parameters, status, measured = run_parameters(run), run_status(run), measured_scores(run)
     verdict, audit = run_verdict(run, measured), leakage_audit_of(run)
@@ -651,7 +656,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         cautions=tuple(dict.fromkeys(caution for caution in cautions if caution not in verdict.sentence)),
         notes=(*measured.notes, *audit.notes, *run_damage(run.root)),
     )
-    peak = memory_peaks([run]).frame["peak_rss_bytes"].max()
+    peak = memory_peaks([run]).frame["peak_rss_bytes"].max() if with_memory else None
     return ReportHeadline(
         **vars(scores),
         run_id=path_to_text(run.run_id),

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,26 @@ def write_video_pages(
         if f"{PAGES}/{old.name}" not in pages.values():
             old.unlink()
     return pages
+
+
+def write_overview(path: Path, verdicts: "Verdicts", pages: Mapping[str, str]) -> None:
+    """Write the page of all verdicts, with at most 1,000 rows.
+
+    Args:
+        path: path of the page.
+        verdicts: the verdicts on all files.
+        pages: the files' own pages, as ``write_video_pages`` returns them.
+
+    Raises:
+        OSError: the page cannot be written.
+    """
+    from fvc_lib.analysis.pages.answers import verdict_table, write_predictions_page
+
+    detector = verdicts.detector
+    write_predictions_page(
+        path, f"Verdicts by {detector.name}", verdicts.answer(), (*detector.standing.sentences, *verdicts.limits),
+        (), 0, (), is_shown=detector.is_above_control, table=verdict_table(verdicts.table, pages),
+    )  # fmt: skip
 
 
 def page_name(number: int, path: str) -> str:

@@ -4,13 +4,13 @@ Models of the tasks image and video_text give classes, numbers, captions or near
 """
 
 import base64
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,21 +18,24 @@ import click
 import polars as pl
 from click.core import ParameterSource
 
-from fvc_lib.analysis.wording import clean_text, count_text
+from fvc_lib.analysis.wording import clean_text, count_text, interval_text
 from fvc_lib.command_line.models import find_model, load_detector
 from fvc_lib.command_line.options import RUNS_DIR
-from fvc_lib.command_line.records import execute_record
 from fvc_lib.command_line.shards import stop_on_signals
 from fvc_lib.execution.run.shards import Shard, work_on
 from fvc_lib.execution.run.status import run_lock
 from fvc_lib.execution.slurm import describe, jobs_of_files, read_site, submission_text, submit
 from fvc_lib.services.atomic_files import path_to_text, write_bytes, write_text
-from fvc_lib.services.errors import DataError, UsageError, command_text
+from fvc_lib.services.errors import DataError, StoppedError, UsageError, command_text
+from fvc_lib.services.isolated_workers import start_early
 from fvc_lib.services.parameters import resolve_config
+from fvc_lib.services.stage_logs import Report
 from fvc_lib.services.tasks import DEFAULT_TASK, PREDICTIONS, VERDICTS, Stage
 
 if TYPE_CHECKING:
     from fvc_lib.tasks.predicting import Finding, OneNetwork
+    from fvc_lib.tasks.video.predicting import VideoDetector
+    from fvc_lib.tasks.video.verdicts.rule import Rule
     from fvc_lib.video.clips.store import Pixels
 
 _SHOWN = 20  # number of files whose answers the terminal shows
@@ -46,6 +49,8 @@ _OF_THIS_CALL = (
     "dry_run",
     "shard",
 )  # not passed on to the call that goes on
+_LOOK = "fvc_lib.tasks.video.verdicts.untrusted:look"  # by which workers read the files
+_MOST_OF_A_PART = 80  # characters of a part's name that a bar shows
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 ANSWER, ASKED = "answer.txt", "asked.csv"
 FILES = ("verdicts.csv", "verdicts.jsonl", "cases.csv", "verdicts.html", ANSWER)
@@ -122,14 +127,14 @@ def predict(
     With --final the network that the run trained on all groups judges new videos (-p train_final true trains it). With
     five folds it takes a fifth of the time. The limits for fake and real still come from the folds' out-of-fold scores.
 
-    The command writes verdicts.csv, verdicts.jsonl, verdicts.html (opens offline), and the executed notebook
-    30_verdicts. In videos/ is a page with evidence for each judged video (--pages); for it the video is decoded again.
+    The command prints the verdicts and writes verdicts.csv and verdicts.jsonl. Then it writes verdicts.html (opens
+    offline) and in videos/ a page with evidence for each judged video (--pages); for it the video is decoded again.
     The findings on a file are stored at once in findings.jsonl. With the same --out a call that was stopped or killed
     goes on. With another --error-rate, --fpr or --prior no video is scored again. A file that has changed is judged
     again.
 
-    With --executor slurm every job of an array judges a share of the files. A last job does the rest and writes tables,
-    pages and the notebook, equal to the bit to those of a call without SLURM. 'status FOLDER' shows the progress.
+    With --executor slurm every job of an array judges a share of the files. A last job does the rest and writes tables
+    and pages, equal to the bit to those of a call without SLURM. 'status FOLDER' shows the progress.
     Without SLURM, give --shard 0/4 to 3/4 with the same --out, at the same time and on any machines that share this
     folder. Then repeat the command without --shard.
 
@@ -138,12 +143,14 @@ def predict(
     predictions.html into --out or runs/predictions/TIME_RUN. A stopped call goes on as above. Files of the training are
     marked. Only --out, --jobs, --executor, --dry-run, --shard, --allow-code and --runs-dir apply to these models.
 
-    Exit codes: 0 at least one file was read, 1 the notebook failed, 2 usage, 3 no file could be read, 75 stopped (the
-    same command goes on).
+    Exit codes: 0 at least one file was read, 1 a file of the model is damaged, 2 usage, 3 no file could be read, or the
+    model lacks a file, 75 stopped (the same command goes on).
     """
+    if executor == "local":
+        context.call_on_close(start_early(_LOOK))
     from fvc_lib.tasks import predicting  # torch takes a second to load
     from fvc_lib.tasks.journal import Journal, find_out
-    from fvc_lib.tasks.video.predicting import Finding as VideoFinding
+    from fvc_lib.tasks.video.predicting import Finding as VideoFinding, VideoDetector
     from fvc_lib.tasks.video.verdicts.judging import files_of
     from fvc_lib.tasks.video.verdicts.rule import rule_of
 
@@ -157,12 +164,10 @@ def predict(
     detector = load_detector(found, allow_code=allow_code, final=final)  # refused before anything is written
     cases = files_of(paths, detector.kind, folder_is_case=folder_is_case)
     files = list(cases)
-    find: Callable[[list[Path]], Generator[Any]]
     one_network = detector if isinstance(detector, predicting.OneNetwork) else None
-    if one_network is None:
-        rule_of(error_rate, fpr or 0.0, prior or 0.0)
-        find = partial(detector.findings, workers=jobs or 0)
-    else:
+    rule = rule_of(error_rate, fpr or 0.0, prior or 0.0, withheld=detector.standing.standing != "above control")
+    find: Callable[[list[Path]], Generator[Any]] = partial(detector.findings, workers=jobs or 0)
+    if one_network is not None:
         if wrong := [given[name][0] for name in _OF_VERDICTS if name in given]:
             raise UsageError(
                 f"{wrong[0]}: is for verdicts, which models of task {DEFAULT_TASK} give; {found.name} is of task "
@@ -173,8 +178,7 @@ def predict(
     folder = (out or parent / f"{time.strftime('%Y%m%d_%H%M%S')}_{detector.name}").expanduser().absolute()
     stage, written = (VERDICTS, FILES) if one_network is None else (PREDICTIONS, PREDICTED)
     command = ["predict", str(found), str(folder / ASKED), "--out", str(folder), *options]
-    go_on = f"to go on after a stop: {command_text(*command)}"
-    note = f"model {found}\n{count_text(len(files), detector.file_word)}\n{go_on}"
+    go_on = f"to go on: {command_text(*command)}"
     if part is not None:
         _refuse_foreign(folder, written)
         mine = [path for path in files if part.has(path_to_text(path))]
@@ -184,33 +188,13 @@ def predict(
             find_out(Journal(folder, detector.identity, kind, shard=str(part)), mine, find, at_work.report)
         click.echo(f"{stage}, shard {shard}: {count_text(len(mine), detector.file_word)} done")
     elif executor == "slurm":
-        _submit(stage, cases, folder, written, command, note, is_dry=dry_run)
-    elif one_network is not None:
-        with _folder_taken(folder, cases, written, note), stop_on_signals():
-            _predict_files(one_network, files, folder, find)
+        _submit(stage, cases, folder, written, command, go_on, is_dry=dry_run)
     else:
-        parameters: dict[str, Any] = {
-            "run_dir": str(found),
-            "asked_videos": [str(folder / ASKED)],
-            "error_rate": error_rate,
-            "false_alarm_rate": fpr or 0.0,
-            "prior": prior or 0.0,
-            "map_minutes": map_minutes,
-            "allow_code": allow_code,
-            "final_network": final,
-            "decode_workers": jobs or 0,
-            "video_pages": pages,
-            "output_folder": str(folder),
-        }
-        with _folder_taken(folder, cases, written, note):
-            code = execute_record(
-                VERDICTS, folder, parameters, title=f"Verdicts by {detector.name}",
-                runs_dir=str(runs_dir), product="verdicts", answer=folder / ANSWER,
-                progress=folder / "progress.json",
-            )  # fmt: skip
-            if code:
-                context.exit(code)
-            _print_verdicts(folder)
+        with _folder_taken(folder, cases, written, go_on), stop_on_signals():
+            if one_network is not None:
+                _predict_files(one_network, files, folder, find)
+            elif isinstance(detector, VideoDetector):
+                _judge_files(detector, cases, rule, folder, jobs or 0, pages, map_minutes)
 
 
 def _given(context: click.Context) -> dict[str, list[str]]:
@@ -228,31 +212,86 @@ def _given(context: click.Context) -> dict[str, list[str]]:
     return found
 
 
-def _print_verdicts(folder: Path) -> None:
-    """Print the first 20 verdicts that the notebook has written into ``folder``, and the number of the others.
+@contextmanager
+def _progress(label: str, total: int) -> Iterator[Report]:
+    """Show the progress of a step as a bar on a terminal, and nowhere else.
+
+    Yields a function that takes the number of units done, their total, and the part that is being worked on.
+    """
+    hidden = not sys.stderr.isatty()
+    with click.progressbar(
+        length=total, label=label, hidden=hidden, file=sys.stderr, show_pos=True, item_show_func=lambda item: item
+    ) as bar:
+
+        def report(done: int, total: int, part: str = "") -> None:
+            del total
+            bar.update(done - bar.pos, clean_text(part)[:_MOST_OF_A_PART])
+            bar.render_progress()
+
+        yield report
+
+
+def _judge_files(
+    detector: "VideoDetector",
+    files: Mapping[Path, str],
+    rule: "Rule",
+    folder: Path,
+    workers: int,
+    num_pages: int,
+    map_minutes: float,
+) -> None:
+    """Judge ``files`` and print the verdicts, then write the pages.
+
+    Args:
+        detector: the video detector.
+        files: absolute paths of the files, and their cases.
+        rule: the conditions of a verdict.
+        folder: the folder for everything that is written.
+        workers: number of processes that decode; 0: one per core.
+        num_pages: number of files with a page of their own; -1: all.
+        map_minutes: time limit in minutes for the maps of all pages together.
 
     Raises:
-        DataError: no video could be read.
+        DataError: no video could be read; the tables and the page are written nevertheless.
+        FvcError: as in ``VideoDetector.findings``.
+        OSError: the folder cannot be written.
     """
-    num_read = count = 0
-    with (folder / "verdicts.jsonl").open(encoding="utf-8") as lines:
-        for count, line in enumerate(lines, start=1):  # one row at a time, since there may be a hundred thousand
-            row = json.loads(line)
-            num_read += row["failure"] is None
-            if count <= _SHOWN:
-                score = "     " if row["score"] is None else f"{row['score']:.3f}"
-                reasons = clean_text(f"{row['path']}: {' '.join(row['reasons'])}")
-                click.echo(f"  {row['verdict'] or '-':<9}  {score}  {reasons}")
-    if count > _SHOWN:
-        click.echo(f"  and {count - _SHOWN:,} more")
-    if not num_read:
-        page = folder / "verdicts.html"
-        raise DataError(f"of {count_text(count, 'video')} none could be read; the reasons: {page}")
+    from fvc_lib.tasks.video.verdicts.judging import UNREAD, judge_files
+
+    with _progress("videos", len(files)) as report:
+        verdicts = judge_files(detector, files, rule, folder, workers=workers, progress=report)
+    for row in islice(verdicts.rows(), _SHOWN):
+        click.echo(clean_text(verdict_line(row)))
+    if len(files) > _SHOWN:
+        click.echo(f"and {len(files) - _SHOWN:,} more")
+    worth = detector.standing.sentences[:1] if rule.withheld else []
+    answer = [verdicts.answer(), *worth, *verdicts.limits]
+    for sentence in answer[len(files) == 1 :]:
+        click.echo(f"  {sentence}")
+    from fvc_lib.command_line.verdicts.pages import write_overview, write_video_pages
+
+    with _progress("pages", len(files) if num_pages < 0 else min(num_pages, len(files))) as report:
+        pages = write_video_pages(verdicts, folder, most=num_pages, map_minutes=map_minutes, progress=report)
+    page = folder / "verdicts.html"
+    write_overview(page, verdicts, pages)
+    shown = folder / next(iter(pages.values())) if len(pages) == 1 else page
+    write_text(folder / ANSWER, "\n".join([*answer, ""]))
+    click.echo(f"  page          {shown}\n  tables        {folder}")
+    if verdicts.counts[UNREAD] == len(files):
+        raise DataError(f"of {count_text(len(files), 'video')} none could be read; the reasons: {page}")
+
+
+def verdict_line(row: Mapping[str, Any]) -> str:
+    """Return the verdict on a file as one line of text; ``row`` is a row of VERDICTS."""
+    said = f"{row['verdict']}, probability of fake {interval_text(row['score'], row['score_low'], row['score_high'])}"
+    if row["score"] is None:
+        said = "no prediction" if row["failure"] is None else "not read"
+    return f"{row['path']}: {said}. {row['reasons']}"
 
 
 def _submit(
-    stage_name: str, files: Mapping[Path, str], folder: Path, written: Sequence[str], command: Sequence[str], note: str,
-    *, is_dry: bool,
+    stage_name: str, files: Mapping[Path, str], folder: Path, written: Sequence[str], command: Sequence[str],
+    go_on: str, *, is_dry: bool,
 ) -> None:  # fmt: skip
     """Submit an array of jobs that judge shards (shares of the files), and a last job that writes the answers.
 
@@ -262,7 +301,7 @@ def _submit(
         folder: the folder for everything that is written.
         written: names of the files with answers in ``folder``; those of an earlier call are deleted.
         command: arguments of run_notebooks.py by which a job begins or continues the work.
-        note: lines to print, which say which model is asked, and how to go on after a stop.
+        go_on: a line that says how to go on after a stop.
         is_dry: True: only print the jobs' scripts, and write nothing.
     """
     site = read_site()
@@ -272,8 +311,8 @@ def _submit(
     if is_dry:
         click.echo(describe(jobs, folder, site))
         return
-    with _folder_taken(folder, files, written, note):
-        pass
+    with _folder_taken(folder, files, written, go_on):
+        click.echo(go_on)
     for job in submit(jobs, folder, site):
         click.echo(f"  {submission_text(job)}")
     click.echo(f"watch it: {command_text('status', folder)}")
@@ -287,24 +326,24 @@ def _refuse_foreign(folder: Path, written: Sequence[str]) -> None:
         written: names of the files with answers.
 
     Raises:
-        UsageError: the folder has files with the names of answers, but no journal and no notebook of this command.
+        UsageError: the folder has files with the names of answers, but no journal of this command.
     """
     from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
 
     others = [name for name in (*written, ASKED) if os.path.lexists(folder / name)]
-    if others and not any((folder / own).is_file() for own in (f"{VERDICTS}.ipynb", JOURNAL)):
+    if others and not (folder / JOURNAL).is_file():
         raise UsageError(f"--out {str(folder)!r}: has {others[0]!r}, which is not of this command. Give a new folder.")
 
 
 @contextmanager
-def _folder_taken(folder: Path, files: Mapping[Path, str], written: Sequence[str], note: str) -> Iterator[None]:
-    """Lock the folder during the block, delete the answers of an earlier call, and print ``note``.
+def _folder_taken(folder: Path, files: Mapping[Path, str], written: Sequence[str], go_on: str) -> Iterator[None]:
+    """Lock the folder during the block, and delete the answers of an earlier call.
 
     Args:
         folder: the folder for everything that is written.
         files: absolute paths of the files to judge, and their cases; written as a table for a later call.
         written: names of the files with answers in ``folder``, without journals and records.
-        note: lines that say which model is asked, and how to go on after a stop.
+        go_on: a line that is printed if the block is stopped; it says how to go on.
 
     Raises:
         UsageError: the folder has files of another command, or another call has locked the folder.
@@ -321,8 +360,11 @@ def _folder_taken(folder: Path, files: Mapping[Path, str], written: Sequence[str
         write_bytes(folder / ASKED, b"path,case\n" + b"".join(b'"%b","%b"\n' % row for row in rows))
         for name in written:  # if this call fails, old answers must not look like new ones
             (folder / name).unlink(missing_ok=True)
-        click.echo(note)
-        yield
+        try:
+            yield
+        except (StoppedError, KeyboardInterrupt):
+            click.echo(go_on, err=True)
+            raise
 
 
 def _predict_files(
@@ -354,14 +396,10 @@ def _predict_files(
     from fvc_lib.tasks.predicting import Finding
 
     word, worth, notes = predictor.file_word, predictor.standing.sentences, (*predictor.cautions, *predictor.notes)
-    rows, lines, cards, num_resumed = list[dict[str, Any]](), [*worth], list[Card](), 0
+    rows, lines, cards, num_resumed = list[dict[str, Any]](), list[str](), list[Card](), 0
     take_in(folder, PREDICTIONS)
-    hidden = not sys.stdout.isatty()
-    with (
-        closing(Journal(folder, predictor.identity, Finding)) as journal,
-        click.progressbar(length=len(files), label=f"{word}s", hidden=hidden) as bar,
-    ):
-        for findings, resumed in found_in_blocks(journal, files, find, lambda done, _: bar.update(done - bar.pos)):
+    with closing(Journal(folder, predictor.identity, Finding)) as journal, _progress(f"{word}s", len(files)) as report:
+        for findings, resumed in found_in_blocks(journal, files, find, report):
             num_resumed += resumed
             for finding in findings:
                 row = _row(finding, predictor)
@@ -390,7 +428,7 @@ def _predict_files(
         lines.append(f"and {len(files) - _SHOWN:,} more")
     if num_resumed:
         lines.append(f"{count_text(num_resumed, word)} answered by an earlier call")
-    for line in (*lines, *notes):
+    for line in (*lines, *worth, *notes):
         click.echo(f"  {clean_text(line)}")
     click.echo(f"  page          {folder / PAGE}\n  tables        {folder}")
     if not num_read:

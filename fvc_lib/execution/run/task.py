@@ -21,7 +21,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import nbformat
 import psutil
 
 from fvc_lib import CHECKOUT
@@ -453,6 +452,8 @@ def record_end(record: Path, lines: Sequence[str], stage: StageStatus) -> None:
     The cell has a title, which follows from ``stage``, and ``lines``. It has papermill's tag for errors, so papermill
     removes the cell when the notebook is executed again.
     """
+    import nbformat  # a tenth of a second to load
+
     notebook = nbformat.from_dict(json.loads(record.read_text(encoding="utf-8", errors="replace")))
     title, color = ("Stopped", "#b26a00") if stage.state == "interrupted" else ("Failed", "#b71c1c")
     body = "<br>\n".join([f"<b>{title}</b>", *map(html.escape, lines)])

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fvc_lib.detectors import classical
 from fvc_lib.detectors.classical import Arrays, ClassicalModel
-from fvc_lib.detectors.network import Detector, build_detector
+from fvc_lib.detectors.network import Detector
 from fvc_lib.engine.training_state import MetricSink
 from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.services.atomic_files import sha256_of_json
@@ -462,6 +462,6 @@ class _Fitted(nn.Module):
         return torch.from_numpy(logits).to(features.device)
 
 
-def probe(config: RunConfig, arrays: Arrays) -> nn.Module:
-    """Return a network on clips: the frozen trunk of ``config`` with the fitted model as its head."""
-    return Detector(build_detector(config).trunk, _Fitted(model_of(config), arrays))
+def probe(trunk: nn.Module, config: RunConfig, arrays: Arrays) -> nn.Module:
+    """Return a network on clips: the frozen ``trunk`` with the fitted model of ``config`` as its head."""
+    return Detector(trunk, _Fitted(model_of(config), arrays))

@@ -7,8 +7,8 @@ other file is judged by the networks of all folds. It is decoded as the run deco
 odds of the members are then combined.
 """
 
-import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -24,12 +24,12 @@ from pydantic import Field
 from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.metrics.calibration import Stacking, mean_log_odds, probabilities
 from fvc_lib.metrics.classification import FloatArray
-from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
 from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import run_config
-from fvc_lib.services.records.digests import refuse_damaged
+from fvc_lib.services.records.digests import refuse_damaged, undamaged_content
 from fvc_lib.services.records.ensembles import EnsembleRecord, FoldRule, Method, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths, is_ensemble
 from fvc_lib.services.tables import (
@@ -67,10 +67,8 @@ from fvc_lib.tasks.video.verdicts.unfamiliar import (
 from fvc_lib.video.clips.store import Pixels
 from fvc_lib.video.reencode import recipe_named
 
-_logger = logging.getLogger(__name__)
-
 _VERSION = 7  # raised when findings change: stored findings of another version are not reused
-_KNOWN, _FEATURES = "known_videos.parquet", "features.safetensors"
+_KNOWN, _FEATURES, _WEIGHTS = "known_videos.parquet", "features.safetensors", "weights"
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -164,8 +162,6 @@ class VideoDetector(Predictor):
         self.networks, self.known, self.ranges, self.cautions = networks, known, ranges, cautions
         self.ensemble, self.members, self._distance = ensemble, members, distance
         self._all_networks = [member.networks for member in members] or [networks]
-        if not self.is_above_control and standing != NOT_STATED:
-            _logger.warning("%s: %s", self.name, " ".join(standing.sentences))
 
     # Loaders
 
@@ -200,7 +196,7 @@ class VideoDetector(Predictor):
             known,
             training_ranges(index_of_files(paths)),
             standing,
-            lambda: distance_of(networks, known),
+            lambda: stored_distance(paths, networks),
             decoding_cautions(paths, networks),
         )
 
@@ -341,7 +337,7 @@ class VideoDetector(Predictor):
     def distance(self) -> FeatureDistance | None:
         """The features of the run's videos, which measure how unlike them a new video is; None if not available.
 
-        A bundle stores these features. For a run, they are computed at the first access.
+        A bundle stores these features. Those of a run are read at the first access.
         """
         return self._distance()
 
@@ -403,7 +399,9 @@ class VideoDetector(Predictor):
         Arguments are those of ``findings``.
         """
         networks, waiting = self.networks, dict[int, ProbeResult]()
-        with scratch_folder(networks.config) as folder:
+        with scratch_folder(networks.config) as folder, ThreadPoolExecutor(1) as threads:
+            # The networks are loaded while the first file is decoded.
+            loading = threads.submit(list, map(networks.network, networks.judges if files else ()))
             clips = [folder / f"{number}.npy" for number in range(len(files))]
             looked = looked_at(networks.store, files, clips, workers=workers)
             with closing(looked) as answers:
@@ -412,6 +410,7 @@ class VideoDetector(Predictor):
                         clips[place].unlink(missing_ok=True)
                         yield unscored
                         continue
+                    loading.result()
                     waiting[place] = probed
                     if len(waiting) * networks.config.clips_per_video >= networks.batch_size:
                         yield from self._scored(files, clips, waiting, picture)
@@ -649,6 +648,45 @@ def known_videos(
     for more in (scores, by_final):
         rows = rows.join(more, on="video_id", how="left", maintain_order="left")
     return KnownVideos(rows, base_rates)
+
+
+def write_features(paths: RunPaths, *, final: bool = False) -> None:
+    """Store the features of a run's tested videos, with which ``predict`` compares new files.
+
+    Args:
+        paths: the run; its clips must be in the store, else no features are stored.
+        final: whether the network trained on all groups computes them, instead of the networks of the folds.
+
+    Raises:
+        UsageError, FvcError: as ``VideoDetector.of_run``.
+        OSError: the file cannot be written.
+    """
+    detector = VideoDetector.of_run(paths, final=final)
+    networks, distance = detector.networks, distance_of(detector.networks, detector.known)
+    arrays = distance.arrays() if distance else {}
+    arrays[_WEIGHTS] = np.frombuffer(networks.digests, np.uint8)
+    with atomic_output(paths.final_features if final else paths.test_features) as temporary:
+        safetensors.numpy.save_file(arrays, temporary)
+
+
+def stored_distance(paths: RunPaths, networks: Networks) -> FeatureDistance | None:
+    """Return the features that ``write_features`` stored; None if it found no features, or no network sees frames.
+
+    Raises:
+        DataError: the file is missing or damaged, or other networks computed its features.
+    """
+    path, stage = paths.test_features, "05"
+    if FINAL in networks.judges:
+        path, stage = paths.final_features, "04b"
+    if not networks.sees_frames:
+        return None
+    arrays = safetensors.numpy.load(undamaged_content(path)) if path.is_file() else {}
+    if arrays.pop(_WEIGHTS, np.empty(0)).tobytes() != networks.digests:
+        raise DataError(
+            f"{path}: is missing, or of other networks than the run has now. To write it: "
+            f"{command_text('--only', stage, '--resume', paths.root)}"
+        )
+    return FeatureDistance.of_arrays(arrays, networks.judges) if arrays else None
 
 
 def index_of_files(run: RunPaths) -> pl.DataFrame:

@@ -217,9 +217,8 @@ def score_windows(
     for first in range(0, len(stored), size):
         tell("judging windows over the whole video", first, len(stored))
         some = np.asarray(frames[stored[first : first + size]])[:, None]
-        for column, fold in enumerate(folds):
-            of_fold = networks.logits(fold, some)
-            logits[first : first + size, column] = of_fold / networks.folds[fold].temperature
+        logits[first : first + size] = networks.logits(folds, some)
+    logits /= [networks.folds[fold].temperature for fold in folds]
     picture, middles = _picture(found), [frames[row[len(row) // 2]] for row in stored]
     return WindowScores(
         begins=found.begins[found.num_clips :],
@@ -265,16 +264,16 @@ def occlusion_map(
     Raises:
         FvcError: as ``Networks.network``.
     """
-    whole = np.mean([networks.raw_logits(networks.network(fold), clips) for fold in folds], axis=0)
+    whole = networks.raw_logits(folds, clips).mean(1)
     clip, size, done = clips[int(whole.argmax())], networks.batch_size, 0
     seen = np.ascontiguousarray(clip[picture])
     tile_of_pixel, shape = _tiles(seen)
     num_tiles = int(np.prod(shape))
 
     num_in_check = 2 + (1 + PLACEMENTS) * (len(_SHARES) - 2)
-    num_passes = len(folds) * (1 + num_tiles + num_in_check)
+    num_passes = 1 + num_tiles + num_in_check
     begin = time.perf_counter()
-    networks.raw_logits(networks.network(folds[0]), np.repeat(clip[None], size, axis=0))
+    networks.raw_logits(folds, np.repeat(clip[None], size, axis=0))
     minutes = (time.perf_counter() - begin) / size * num_passes / 60
     if minutes > max_minutes:
         why = f"it would take about {math.ceil(minutes):,} minutes on this machine, and {max_minutes:.2g} are allowed"
@@ -288,15 +287,14 @@ def occlusion_map(
         """
         nonlocal done
         logits = np.zeros(len(masks))
-        for fold in folds:
-            for first in range(0, len(masks), size):
-                some = masks[first : first + size]
-                batch = np.repeat(clip[None], len(some), axis=0)
-                batch[picture] = [np.where(mask[tile_of_pixel][:, None], blurred, seen) for mask in some]
-                logits[first : first + size] += networks.raw_logits(networks.network(fold), batch)
-                done += len(some)
-                tell("mapping where it looks fake", done, num_passes)
-        return logits / len(folds)
+        for first in range(0, len(masks), size):
+            some = masks[first : first + size]
+            batch = np.repeat(clip[None], len(some), axis=0)
+            batch[picture] = [np.where(mask[tile_of_pixel][:, None], blurred, seen) for mask in some]
+            logits[first : first + size] = networks.raw_logits(folds, batch).mean(1)
+            done += len(some)
+            tell("mapping where it looks fake", done, num_passes)
+        return logits
 
     before, *after = mean_logits([np.zeros(num_tiles, bool), *np.eye(num_tiles, dtype=bool)])
     drops = np.reshape(before - np.array(after), shape)

@@ -59,8 +59,8 @@ _CASE_COLUMNS = {
     "reasons": pl.String,
 }  # fmt: skip
 _DECISIONS = (FAKE, REAL, UNDECIDED)
-_UNSCORED, _UNREAD = "without a prediction", "could not be read"
-_ANSWERS = (*_DECISIONS, _UNSCORED, _UNREAD)
+_UNSCORED, UNREAD = "without a prediction", "could not be read"
+_ANSWERS = (*_DECISIONS, _UNSCORED, UNREAD)
 
 
 def files_of(named: Sequence[str], kind: Kind = "video", *, folder_is_case: bool = False) -> dict[Path, str]:
@@ -190,7 +190,7 @@ def judge_files(
             flat = some.with_columns(pl.col("reasons").str.replace_all("\n", " "))
             table.write(csv_for_people(flat, header=False))
             lines.write(some.with_columns(pl.col("reasons").str.split("\n")).write_ndjson())
-            without = pl.when(pl.col("failure").is_null()).then(pl.lit(_UNSCORED)).otherwise(pl.lit(_UNREAD))
+            without = pl.when(pl.col("failure").is_null()).then(pl.lit(_UNSCORED)).otherwise(pl.lit(UNREAD))
             counts.update(some.select(pl.coalesce("verdict", without)).to_series())
             shown = pl.concat([shown, some]).head(_MOST_SHOWN)
     cases = case_table(detector, of_case, rule)

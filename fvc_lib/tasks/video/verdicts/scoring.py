@@ -4,9 +4,10 @@ Files are decoded in isolated processes, by the code that makes training clips. 
 scored. The caller names the folds whose networks judge a file: a network must not judge a video that trained it.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.decoding import FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.predicting import Trained
-from fvc_lib.tasks.video.classical import fitted_model, measured_features, probe
+from fvc_lib.tasks.video.classical import arrays_of, fitted_model, measured_features, probe
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 
 Floats = npt.NDArray[np.float64]
@@ -101,58 +102,71 @@ class Networks:
         return (FINAL,) if FINAL in self.folds else tuple(sorted(self.folds))
 
     @property
+    def digests(self) -> bytes:
+        """The SHA-256 of the weights of all networks in ``judges``, 32 bytes each, in that order."""
+        return bytes.fromhex("".join(self.folds[fold].weights for fold in self.judges))
+
+    @property
     def base_rates(self) -> tuple[float | None, ...]:
         """The share of fakes on which each network in ``judges`` was calibrated, in that order; None: not known."""
         return tuple(self.folds[fold].base_rate for fold in self.judges)
 
-    def logits(self, fold: int, clips: Pixels, features: list[Features] | None = None) -> Floats:
-        """Return the logit of each video, float64 (V,): the mean over its clips, with ``prior_logit`` added.
+    def logits(self, folds: Sequence[int], clips: Pixels, features: dict[int, list[Features]] | None = None) -> Floats:
+        """Return the logits of V videos by the networks of K ``folds``, float64 (V, K).
+
+        A logit is the mean over the clips of a video, with ``prior_logit`` added.
 
         Args:
-            fold: the fold whose network judges.
+            folds: the K folds whose networks judge.
             clips: uint8 (V, N, T, 3, S, S), N clips of each of V videos.
-            features: a list to which one array is appended, float32 (V, F): the inputs of the network's head, averaged
-                over time, space and the clips of a video. Nothing is appended if the head does not get one row per
-                clip.
+            features: a dict from fold to a list, to which one array is appended, float32 (V, F): the inputs of the
+                network's head, averaged over time, space and the clips of a video. Nothing is appended if the head does
+                not get one row per clip.
 
         Raises:
-            DataError: the network returns values that are not finite.
+            DataError: a network returns values that are not finite.
         """
-        network, inputs = self.network(fold), None if features is None else list[Tensor]()
-        values = self.raw_logits(network, clips.reshape(-1, *clips.shape[2:]), inputs)
-        if features is not None and inputs:
-            rows = torch.cat(inputs)
-            if len(rows) == values.size:
-                features.append(rows.reshape(len(clips), -1, rows.shape[-1]).mean(1).numpy())
-        values = values.reshape(len(clips), -1).mean(1)
-        if not np.isfinite(values).all():
-            raise DataError(f"{self.name}, {name_of(fold)}: the network returns values that are not finite.")
-        return np.asarray(values + self.folds[fold].prior_logit)
+        inputs = None if features is None else dict[int, list[Tensor]]()
+        values = self.raw_logits(folds, clips.reshape(-1, *clips.shape[2:]), inputs)
+        if features is not None:
+            for fold, parts in (inputs or {}).items():
+                rows = torch.cat(parts)
+                if len(rows) == len(values):
+                    of_videos = rows.reshape(len(clips), -1, rows.shape[-1]).mean(1)
+                    features.setdefault(fold, []).append(of_videos.numpy())
+        values = values.reshape(len(clips), -1, len(folds)).mean(1)
+        for fold, is_finite in zip(folds, np.isfinite(values).all(0), strict=True):
+            if not is_finite:
+                raise DataError(f"{self.name}, {name_of(fold)}: the network returns values that are not finite.")
+        return np.asarray(values + [self.folds[fold].prior_logit for fold in folds])
 
-    def raw_logits(self, network: nn.Module, clips: Pixels, inputs: list[Tensor] | None = None) -> Floats:
-        """Return the output of ``network`` for N clips as float64 (N,), without ``prior_logit`` and temperature.
+    def raw_logits(self, folds: Sequence[int], clips: Pixels, inputs: dict[int, list[Tensor]] | None = None) -> Floats:
+        """Return the outputs of K networks for N clips as float64 (N, K), without ``prior_logit`` and temperature.
 
         The output for a clip is bit for bit the same, whatever the other clips are.
 
         Args:
-            network: a network in evaluation mode, on the device.
+            folds: the K folds whose networks compute.
             clips: uint8 (N, T, 3, S, S).
-            inputs: a list to which the inputs of the network's head are appended, float32 (B, F) for every batch of B
-                clips. None: they are not needed.
+            inputs: a dict from fold to a list, to which the inputs of the network's head are appended, float32 (B, F)
+                for every batch of B clips. None: they are not needed.
         """
-        flat, logits, given = torch.from_numpy(np.ascontiguousarray(clips)), list[Tensor](), list[Tensor]()
-        device, done = self.compute.device, 0
+        flat, logits, given = torch.from_numpy(np.ascontiguousarray(clips)), list[Tensor](), dict[int, Tensor]()
+        device, done, networks = self.compute.device, 0, {fold: self.network(fold) for fold in folds}
+
+        def note(fold: int, _head: nn.Module, args: tuple[Tensor]) -> None:
+            given[fold] = _pooled(args[0])
+
         with torch.inference_mode(), deterministic_algorithms(device), ExitStack() as stack:
-            if inputs is not None:
-                take = head_of(network).register_forward_pre_hook(lambda _, args: given.append(_pooled(args[0])))
-                stack.callback(take.remove)
+            for fold, network in networks.items() if inputs is not None else ():
+                stack.callback(head_of(network).register_forward_pre_hook(partial(note, fold)).remove)
             while done < len(flat):
                 size = clips_in_a_pass(device, self.batch_size)
                 some = flat[done : done + size]
                 given.clear()
                 try:
                     with self._precision.autocast():
-                        outputs = network(filled_up(some, size).to(device))
+                        outputs = self._outputs(networks.values(), filled_up(some, size).to(device))
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error) or size == 1:
                         raise
@@ -160,10 +174,18 @@ class Networks:
                     release_cached_memory(device)
                     continue
                 logits.append(outputs[: len(some)].double().cpu())
-                if inputs is not None:
-                    inputs += [rows[: len(some)] for rows in given if len(rows) == size]
+                for fold, rows in given.items():  # empty where the inputs are not needed
+                    if inputs is not None and len(rows) == size:
+                        inputs.setdefault(fold, []).append(rows[: len(some)])
                 done += len(some)
         return np.asarray(torch.cat(logits).numpy())
+
+    def _outputs(self, networks: Collection[Any], frames: Tensor) -> Tensor:
+        """Return the outputs of K networks for B clips, (B, K). A trunk that all networks share runs once."""
+        if not self.config.of_features:
+            return torch.stack([network(frames) for network in networks], 1)
+        seen = self._trunk(frames)
+        return torch.stack([network.logits_of(seen) for network in networks], 1)
 
     def check(self) -> None:
         """Load every network once, to raise the errors of ``network`` before any file is decoded."""
@@ -187,11 +209,16 @@ class Networks:
         if not self.sees_frames:
             return fitted_model(trained.weights, trained.state(), self.config)
         if self.config.of_features:
-            arrays = {name: tensor.numpy() for name, tensor in trained.state().items()}
-            return probe(self.config, arrays).eval().to(self.compute.device)
+            return probe(self._trunk, self.config, arrays_of(trained.state())).eval().to(self.compute.device)
         network, cautions = trained.built(lambda: build_detector(self.config))
         self.remarks |= dict.fromkeys(cautions)
         return network.to(self.compute.device)
+
+    @cached_property
+    def _trunk(self) -> Any:
+        """The frozen trunk that the networks of a model on a trunk's features share, on its device."""
+        network: Any = build_detector(self.config)
+        return network.trunk.eval().to(self.compute.device)
 
 
 def _pooled(inputs: Tensor) -> Tensor:
@@ -295,12 +322,12 @@ def score_clips(
         yield from _score_features(networks, files)
         return
     scores = [FileScores(position, {}, {}) for position in positions]
-    for fold in sorted({fold for file in files.values() for fold in file.folds}):
-        rows = [row for row, position in enumerate(positions) if fold in files[position].folds]
-        heads = list[Features]() if features else None
-        for row, logit in zip(rows, networks.logits(fold, videos[rows], heads).tolist(), strict=True):
-            scores[row].logits[fold] = logit
-        for part in heads or ():
+    for folds in sorted({file.folds for file in files.values()}):
+        rows = [row for row, position in enumerate(positions) if files[position].folds == folds]
+        heads = dict[int, list[Features]]() if features else None
+        for row, logits in zip(rows, networks.logits(folds, videos[rows], heads).tolist(), strict=True):
+            scores[row].logits.update(zip(folds, logits, strict=True))
+        for fold, (part,) in (heads or {}).items():
             for row, head in zip(rows, part, strict=True):
                 scores[row].features[fold] = head
     yield from scores

@@ -19,11 +19,9 @@ epoch, but did not train its weights.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -36,9 +34,10 @@ from torch.nn import functional as F
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links, nearly_alike
 from fvc_lib.corpus.copies.perceptual_hash import parse_hashes
 from fvc_lib.services.atomic_files import sha256_of_json
-from fvc_lib.services.checkpoint_files import load_weights, write_weights_with_digest
-from fvc_lib.services.errors import FvcError
 from fvc_lib.tasks.predicting import Strict
+from fvc_lib.tasks.video.classical import EmbeddedClips
+from fvc_lib.tasks.video.data import ClipRow
+from fvc_lib.tasks.video.features import with_features
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import FINAL, Features, Floats, Networks
 
@@ -179,24 +178,33 @@ UNKNOWN = (
 )
 
 
-def nearest_distances(
-    known: Features, new: Features, ignored: npt.NDArray[np.bool_] | Literal[False] = False
-) -> Floats:
-    """Return the mean distance of each of M videos to its ``_NEAREST`` nearest neighbours, float64 (M,).
+class Neighbours:
+    """The N videos among which the neighbours of others are sought.
 
     Args:
-        known: float32 (N, F), the neighbours; all features are scaled by their means and standard deviations.
-        new: float32 (M, F), the videos whose distances are returned.
-        ignored: bool (M, N), True for neighbours that do not count. A video with fewer neighbours than ``_NEAREST`` has
-            the mean distance to them all; without neighbours the distance is infinite.
+        known: features of the N videos, float32 (N, F); all features are scaled by their means and standard deviations.
     """
-    values = known.astype(np.float64)
-    deviation = values.std(0)
-    deviation[deviation == 0] = 1.0
-    left, right = (torch.from_numpy((rows - values.mean(0)) / deviation) for rows in (new, values))
-    distances = np.where(ignored, np.inf, torch.cdist(left, right).numpy())
-    nearest = np.ma.masked_invalid(np.sort(distances, axis=1)[:, :_NEAREST])
-    return np.asarray(nearest.mean(1).filled(np.inf))
+
+    def __init__(self, known: Features) -> None:
+        values = known.astype(np.float64)
+        self._mean, deviation = values.mean(0), values.std(0)
+        self._deviation = np.where(deviation == 0, 1.0, deviation)
+        self._rows = self._scaled(values)
+
+    def _scaled(self, rows: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy((rows - self._mean) / self._deviation)
+
+    def distances(self, new: Features, ignored: npt.NDArray[np.bool_] | Literal[False] = False) -> Floats:
+        """Return the mean distance of each of M videos to its ``_NEAREST`` nearest neighbours, float64 (M,).
+
+        Args:
+            new: float32 (M, F), the videos whose distances are returned.
+            ignored: bool (M, N), True for neighbours that do not count. A video with fewer neighbours than ``_NEAREST``
+                has the mean distance to them all; without neighbours the distance is infinite.
+        """
+        distances = np.where(ignored, np.inf, torch.cdist(self._scaled(new), self._rows).numpy())
+        nearest = np.ma.masked_invalid(np.sort(distances, axis=1)[:, :_NEAREST])
+        return np.asarray(nearest.mean(1).filled(np.inf))
 
 
 @dataclass(frozen=True)
@@ -219,18 +227,18 @@ class FeatureDistance:
         return len(np.unique(np.concatenate([*self.groups.values()])))
 
     @cached_property
-    def _own(self) -> dict[int, tuple[Floats, Floats]]:
-        """The distances of the run's test videos to their nearest neighbours in other groups, and their votes.
+    def _own(self) -> dict[int, tuple[Neighbours, Floats, Floats]]:
+        """The run's test videos, their distances to their nearest neighbours in other groups, and their votes.
 
-        By fold: ``(distances, votes)``, both float64 (N,). A group has one vote, divided equally among its videos of
-        all folds.
+        By fold: ``(videos, distances, votes)``, the last two float64 (N,). A group has one vote, divided equally among
+        its videos of all folds.
         """
         found, all_groups = {}, np.concatenate([*self.groups.values()])
         for fold, groups in self.groups.items():
             is_same = groups[:, None] == groups
             num_same = (groups[:, None] == all_groups).sum(1)
-            rows = self.features[fold]
-            found[fold] = nearest_distances(rows, rows, is_same), 1 / num_same
+            videos = Neighbours(self.features[fold])
+            found[fold] = videos, videos.distances(self.features[fold], is_same), 1 / num_same
         return found
 
     def quantiles(self, features: Mapping[int, Features]) -> Floats:
@@ -244,9 +252,8 @@ class FeatureDistance:
                 them.
         """
         votes = 1.0
-        for fold, known in self.features.items():
-            own, shares = self._own[fold]
-            is_farther = own >= nearest_distances(known, features[fold])[:, None]
+        for fold, (videos, own, shares) in self._own.items():
+            is_farther = own >= videos.distances(features[fold])[:, None]
             votes += (is_farther * shares).sum(1)
         return np.asarray(votes / (1 + self.num_groups))
 
@@ -305,10 +312,9 @@ class FeatureDistance:
 
 
 def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | None:
-    """Return the features of the run's tested videos, to compare new videos with.
+    """Compute the features of the run's tested videos from the stored clips, to compare new videos with.
 
-    They are computed from the stored clips or read from the cache. At most ``MOST_VIDEOS`` videos are used: whole
-    groups, in an arbitrary but fixed order.
+    At most ``MOST_VIDEOS`` videos are used: whole groups, in an arbitrary but fixed order.
 
     Args:
         networks: the networks of the run.
@@ -326,42 +332,39 @@ def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | Non
         tested = tested.drop_nulls("final_logit").with_columns(fold=pl.lit(FINAL, pl.Int64))
     sizes = tested.group_by("group_id").len().sort("group_id").sample(fraction=1.0, shuffle=True, seed=0)
     taken = sizes.filter(pl.col("len").cum_sum() <= MOST_VIDEOS)["group_id"].to_list()
-    tested = tested.filter(pl.col("group_id").is_in(taken)).select("video_id", "group_id", "fold")
-    tested = tested.sort("fold", "video_id")
-    if not tested.height or not networks.sees_frames:
+    tested = tested.filter(pl.col("group_id").is_in(taken)).sort("fold", "video_id")
+    there = networks.sees_frames and all(networks.store.has(video_id, 0) for video_id in tested["video_id"])
+    if not tested.height or not there:
         return None
-    key = [tested.rows(), {fold: networks.folds[fold].weights for fold in networks.judges}, networks.store.decode_hash]
-    name = f"{networks.name}_{sha256_of_json(key)[:16]}.safetensors"
-    path = Path(networks.config.cache_dir) / "feature_distance" / name
-    try:
-        features = {int(fold): rows.numpy() for fold, rows in load_weights(path).items()}
-    except FvcError:  # missing or damaged
-        features = _features_of_run(networks, tested)
-        if not features:
+    features, groups = dict[int, Features](), dict[int, npt.NDArray[np.int64]]()
+    numbered = tested.with_columns(number=pl.col("group_id").rank("dense").cast(pl.Int64) - 1)
+    for (fold,), rows in numbered.partition_by("fold", as_dict=True, maintain_order=True).items():
+        features[fold] = _features_of(networks, fold, rows["video_id"].to_list())
+        groups[fold] = rows["number"].to_numpy()
+        if len(features[fold]) < rows.height:
             return None
-        with suppress(OSError):  # without a cache they are computed again
-            write_weights_with_digest(path, {str(fold): torch.from_numpy(rows) for fold, rows in features.items()}, {})
-    groups = tested.with_columns(pl.col("group_id").rank("dense").cast(pl.Int64) - 1).partition_by("fold", as_dict=True)
-    return FeatureDistance(features, {fold: groups[fold,]["group_id"].to_numpy() for fold in features})
+    return FeatureDistance(features, groups)
 
 
-def _features_of_run(networks: Networks, tested: pl.DataFrame) -> dict[int, Features]:
-    """Compute the features of the run's tested videos from stored clips, float32 (N, F) by fold.
+def _features_of(networks: Networks, fold: int, video_ids: Sequence[str]) -> Features:
+    """Compute the features of N videos from stored clips, float32 (N, F).
 
-    The result is empty if a clip is missing, or the head does not get one row per clip.
+    A frozen trunk's features are read from the cache, where the training has stored them. The result is empty if the
+    head does not get one row per clip.
 
     Args:
         networks: the networks of the run.
-        tested: columns ``video_id group_id fold``, sorted by fold. A video is seen by the network of its fold.
+        fold: the fold whose network sees the videos.
+        video_ids: ids of the N videos.
     """
-    store, number = networks.store, networks.config.clips_per_video
-    if not all(store.has(video_id, 0) for video_id in tested["video_id"]):
-        return {}
-    rows: dict[int, list[Features]] = {}
-    for video_id, _, fold in tested.iter_rows():
-        clips = np.array(store.read(video_id, 0))
-        clips = clips.reshape(1, number, len(clips) // number, *clips.shape[1:])
-        networks.logits(fold, clips, rows.setdefault(fold, []))
-    if sum(map(len, rows.values())) < tested.height:
-        return {}
-    return {fold: np.concatenate(of_fold) for fold, of_fold in rows.items()}
+    store, config, rows = networks.store, networks.config, dict[int, list[Features]]()
+    if config.of_features:
+        made = [(video_id, 0) for video_id in video_ids]
+        featured = with_features(store, made, config, networks.compute.device, begin=0.0, stop=lambda: False)
+        clips = EmbeddedClips(featured, config)
+        return clips.of([ClipRow(video_id, 0, label=0) for video_id in video_ids]).astype(np.float32)
+    for video_id in video_ids:
+        frames = np.array(store.read(video_id, 0))
+        shape = (1, config.clips_per_video, len(frames) // config.clips_per_video, *frames.shape[1:])
+        networks.logits((fold,), frames.reshape(shape), rows)
+    return np.concatenate(rows.get(fold, [np.empty((0, 0), np.float32)]))
