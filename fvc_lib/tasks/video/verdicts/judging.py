@@ -235,9 +235,8 @@ def case_sentences(cases: pl.DataFrame) -> list[str]:
     for case, videos, scored, score, verdict, reasons in cases.head(_CASES_SHOWN).rows():
         said = "no prediction" if score is None else f"{verdict}, probability of fake {score:.3f}"
         lines.append(f"Case {case!r}, {scored} of {videos} videos scored: {said}. {reasons}")
-    if cases.height > _CASES_SHOWN:
-        lines.append(f"And {cases.height - _CASES_SHOWN:,} more cases: {CASES}.")
-    return lines
+    more = cases.height - len(lines)
+    return [*lines, *[f"And {more:,} more cases: {CASES}."] * (more > 0)]
 
 
 def _limits(detector: VideoDetector, rule: Rule) -> Iterator[str]:
