@@ -235,13 +235,10 @@ def audit(
     meaning = split_pairs(label_map or {})
     if not isinstance(meaning, dict) or not set(meaning.values()) <= {"real", "fake"}:
         raise UsageError(f"--label-map: got {label_map!r}, wanted such as 1=fake,0=real.")
-    pairs = [text.partition("=") for text in where]
-    if not all(column and value for column, _, value in pairs):
-        raise UsageError(f"--where: got {' '.join(where)!r}, wanted COLUMN=VALUE such as modality=video.")
     selected: dict[str, Any] = {
         "label_map": dict(meaning),
         "columns": split_pairs(columns or {}),
-        "where": {column: value for column, _, value in pairs},
+        "where": dict(text.partition("=")[::2] for text in where),
         "higher_is_real": higher_is_real,
     }
     names = list(split_names(detectors or ""))

@@ -346,11 +346,7 @@ def _text_lines(path: Path, separator: str) -> list[list[str]]:
     """Return the cells of all lines of a text table, header first, without empty lines; see ``read_label_table``."""
     content = path.read_bytes()
     if path.suffix.lower() == ".gz":
-        most = _most_bytes(path)
-        with gzip.open(path) as stream:
-            content = stream.read(most + 1)
-        if len(content) > most:
-            raise _too_large(path)
+        content = gzip.decompress(content)
     is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
     text = content.decode("utf-16", "replace") if is_utf16 else content.decode("utf-8-sig", "surrogateescape")
     if separator == ",":
@@ -369,17 +365,9 @@ def _text_lines(path: Path, separator: str) -> list[list[str]]:
         ) from error
 
 
-# A compressed table may take this many bytes plus this many times the size of its file: small files can unpack to
+# A Parquet table may take this many bytes plus this many times the size of its file: small files can unpack to
 # gigabytes.
 _MOST_CELL_BYTES, _MOST_TIMES_THE_FILE = 64 << 20, 200
-
-
-def _most_bytes(path: Path) -> int:
-    return _MOST_CELL_BYTES + _MOST_TIMES_THE_FILE * path.stat().st_size
-
-
-def _too_large(path: Path) -> UsageError:
-    return UsageError(f"{path.name}: its cells take more than {_most_bytes(path) >> 20:,} MiB, too much for its size.")
 
 
 def _parquet_lines(path: Path) -> list[list[str]]:
@@ -391,19 +379,20 @@ def _parquet_lines(path: Path) -> list[list[str]]:
     import pyarrow as pa
     import pyarrow.parquet as pq  # imported here, because only Parquet tables need it
 
-    most = _most_bytes(path)
+    most = _MOST_CELL_BYTES + _MOST_TIMES_THE_FILE * path.stat().st_size
+    too_large = UsageError(f"{path.name}: its cells take more than {most >> 20:,} MiB, too much for its size.")
     try:
         with path.open("rb") as stream:  # polars would take '[' and '*' in the name of a file for a pattern
             facts = pq.read_metadata(stream)
             if sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups)) > most:
-                raise _too_large(path)
+                raise too_large
             stream.seek(0)
             frame = pl.read_parquet(stream)
     except (pl.exceptions.PolarsError, pa.ArrowException) as error:
         raise UsageError(f"{path.name}: is not a Parquet table: {error}. Give a CSV or Parquet file.") from error
     # Sizes are checked again, because the file holds repeated texts only once.
     if sum(frame[name].str.len_bytes().sum() for name in frame.columns if frame.schema[name] == pl.String) > most:
-        raise _too_large(path)
+        raise too_large
     return [frame.columns, *(list(map(_cell, row)) for row in frame.iter_rows())]
 
 

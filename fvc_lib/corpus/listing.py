@@ -288,22 +288,19 @@ def _name_of(corpus: Path) -> str:
     return path_to_text(path.parent.name if name.lower() == "manifest" else name) or "corpus"
 
 
-def truths(column: str) -> dict[str, str]:
-    """Map 0, 1, false and true to real and fake if the column's name says what they mean, as ``is_fake`` does."""
-    asked = column.lower().removeprefix("is_")
-    if asked not in LABELS:
-        return {}
-    other = "real" if asked == "fake" else "fake"
-    return {"0": other, "false": other, "1": asked, "true": asked}
+_FAKES = {"1": "fake", "true": "fake", "0": "real", "false": "real"}
+_REALS = {"1": "real", "true": "real", "0": "fake", "false": "fake"}
+# Meanings of values by the name of a column that says what they mean.
+TRUTHS = {"is_fake": _FAKES, "fake": _FAKES, "is_real": _REALS, "real": _REALS}
 
 
 def stated_label(cell: str, column: str = "label") -> str | None:
     """Return the label in a cell of ``column`` in lower case; None for an empty cell.
 
-    It is translated by ``label_map`` of ``READING``, or else as the name of the column says (``truths``).
+    It is translated by ``label_map`` of ``READING``, or else as the name of the column says (``TRUTHS``).
     """
     text = escape_text(cell.strip().lower())
-    return {**truths(column), **READING.get().label_map}.get(text, text) or None
+    return {**TRUTHS.get(column.lower(), {}), **READING.get().label_map}.get(text, text) or None
 
 
 def label_map_hint(option: str = "-p label_map") -> str:
@@ -345,8 +342,7 @@ def read_corpora(
         DataError: see ``read_corpus``.
     """
     paths = [Path(corpus) for corpus in corpora]
-    options: dict[str, Any] = {"allow_outside": allow_outside, "label_map": label_map, "columns": columns}
-    read = [read_corpus(path, **options) for path in paths]
+    read = [read_corpus(path, allow_outside=allow_outside, label_map=label_map, columns=columns) for path in paths]
     if len(read) == 1:
         return read[0]
     _refuse_listed_twice(read)

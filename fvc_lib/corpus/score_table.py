@@ -17,7 +17,7 @@ from fvc_lib.corpus.copies.groups import GroupMember, join_groups
 from fvc_lib.corpus.corpus_files import counts_text, some_of, videos_of
 from fvc_lib.corpus.index import build_index, used_for
 from fvc_lib.corpus.label_table import GROUP_COLUMNS, MISSING, LabelTable, read_label_table
-from fvc_lib.corpus.listing import label_map_hint, truths
+from fvc_lib.corpus.listing import TRUTHS, label_map_hint
 from fvc_lib.services.atomic_files import AnyPath, escape_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean
@@ -95,7 +95,7 @@ def read_score_table(
     plain_path = pl.col("fact video_id").str.replace_all("\\", "/", literal=True).map_elements(normpath, pl.String)
     cells = cells.with_columns(video_id=plain_path, word=pl.col("fact label").fill_null("").str.to_lowercase())
     _refuse(name, cells.filter(pl.col("video_id").is_null()), "its cell of the video is empty. Name it")
-    cells = _labelled(name, cells, {**truths(table.label_column), **(label_map or {})}, notes)
+    cells = _labelled(name, cells, {**TRUTHS.get(table.label_column, {}), **(label_map or {})}, notes)
     cells = _sources_of_reals(cells, notes)
     no_scores = {*_NO_SCORES.split(), *chain(*columns_of.values())}
     others = [each for each in table.columns if each and no_scores.isdisjoint((each, each.lower()))]

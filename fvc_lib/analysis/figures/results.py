@@ -32,6 +32,7 @@ from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.services.atomic_files import path_to_text
 
 BY_VIDEO, BY_GROUP = "all", "all_by_group"
+_BY = {BY_VIDEO: "by_video", BY_GROUP: "by_group", headline.BY_CASE: "by_case"}  # columns of a table, by scope
 _MAIN = headline.HEADLINE_METRIC
 
 # --- Tables
@@ -48,13 +49,13 @@ def metric_table(results: pl.DataFrame) -> pl.DataFrame:
     model = results.filter(source="model")
     texts = [None if row[0] is None else interval_text(*row) for row in model.select("value", "low", "high").rows()]
     model = model.with_columns(text=pl.Series(texts, dtype=pl.String))
-    by_group = model.filter(scope=BY_GROUP).select("metric", by_group="text")
-    by_case = model.filter(scope=headline.BY_CASE).select("metric", by_case="text")
-    joined = model.filter(scope=BY_VIDEO).join(by_group, on="metric", how="left", maintain_order="left")
-    joined = joined.join(by_case, on="metric", how="left", maintain_order="left")
-    columns = ("by_group", "by_case", "fold_mean", "fold_std")
-    shown = [name for name in columns if by_case.height or name != "by_case"]
-    return joined.select(*_METRIC, pl.col("text").alias("by_video"), *shown)
+    of_scopes = (
+        model.filter(pl.col("scope").is_in(list(_BY)))
+        .pivot("scope", index="metric", values="text")
+        .rename(_BY, strict=False)
+    )
+    joined = of_scopes.join(model.filter(scope=BY_VIDEO), on="metric", maintain_order="left")
+    return joined.select(*_METRIC, *of_scopes.columns[1:], "fold_mean", "fold_std")
 
 
 _METRIC = (
