@@ -79,6 +79,7 @@ def test_a_fake_takes_bands_of_its_real_by_seed_and_epoch_and_no_other_clip_does
     assert {(row.video_id, row.augmentation_index, row.counterpart) for row in rows if row.counterpart} == {
         (fakes[0], 0, reals[0])
     }
+    assert rows == clips.train  # the held-out logits of a row are found by it
     plain, swapped = (ClipDataset(tiny_training.store, rows, bands=bands, seed=3) for bands in (0.0, 0.5))
     place = next(number for number, row in enumerate(rows) if row.counterpart)
     fake, real = (tiny_training.store.read(video, 0) for video in (fakes[0], reals[0]))

@@ -5,7 +5,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ class ClipRow:
     augmentation_index: int
     label: int
     group_id: str = ""
-    counterpart: str = ""
+    counterpart: str = field(default="", compare=False)
 
     @property
     def clip_id(self) -> str:
