@@ -57,7 +57,7 @@ $(STAMP): requirements.lock pyproject.toml
 		> $(VENV)/etc/jupyter/labconfig/page_config.json
 	@touch $@
 
-setup-mlflow: $(MLFLOW_STAMP)  ## Add MLflow to .venv, for FVC_TRACKER=mlflow and export-mlflow
+setup-mlflow: $(MLFLOW_STAMP)  ## Add MLflow to .venv, for FVC_TRACKER=mlflow and export --format mlflow
 
 $(MLFLOW_STAMP): $(STAMP) requirements-mlflow.lock
 	@$(call install,--requirement requirements.lock --requirement requirements-mlflow.lock)

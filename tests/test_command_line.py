@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +24,46 @@ ROOT = Path(__file__).parents[1]
 
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_command_teaches_by_an_example():
+    listed = CliRunner().invoke(main, ["--help"]).stdout.split("Commands:")[1]
+    names = re.findall(r"^  ([a-z-]+)  ", listed, re.MULTILINE)
+    assert 10 < len(names) <= 16
+    for name in names:
+        shown = CliRunner().invoke(main, [name, "--help"])
+        assert shown.exit_code == 0
+        assert f"    fvc {name}" in shown.stdout or f"  fvc {name}" in shown.stdout, name
+
+
+def test_answers_are_json_where_scripts_ask_for_it(tmp_path):
+    for label in ("real", "fake"):
+        (tmp_path / label).mkdir()
+        (tmp_path / label / f"{label}.mp4").write_bytes(b"not opened here")
+    run = begin_run(RunConfig(runs_dir=str(tmp_path / "runs")), command="test")
+    asked = (["status", str(run.root)], ["corpora"], ["detectors", "frame_cnn"])
+    found = {}
+    for arguments in asked:
+        done = CliRunner().invoke(main, [*arguments, "--json"])
+        assert done.exit_code == 0, done.stderr
+        found[arguments[0]] = json.loads(done.stdout)
+    assert found["status"]["run"] == run.run_id
+    assert found["status"]["state"] == "interrupted"
+    assert {"licence", "fetch"} <= found["corpora"][0].keys()
+    assert found["detectors"][0]["num_parameters"] == 11_937
+    done = CliRunner().invoke(main, ["corpora", str(tmp_path), "--json"])
+    assert json.loads(done.stdout)["counts"]["label"] == {"fake": 1, "real": 1}
+
+
+@pytest.mark.parametrize("spelled", [["-p", "num_folds", "3"], ["-p", "num_folds=3"], ["-r", "num_folds", "3"],
+                                     ["-y", "{num_folds: 3}"], ["--parameters_file", "three.yaml"]])  # fmt: skip
+def test_parameters_have_the_spellings_of_papermill(tmp_path, monkeypatch, spelled):
+    monkeypatch.chdir(tmp_path)
+    Path("three.yaml").write_text("num_folds: 3")
+    done = CliRunner().invoke(main, ["--dry-run", "-p", "runs_dir", str(tmp_path), *spelled])
+    assert done.exit_code == 0, done.stderr
+    assert "fold_2" in done.stdout
+    assert "fold_3" not in done.stdout
 
 
 NAMES = ("\x1b[31mred", "up\x1b[1A\x1b[2K", "a\nerror: b", "\u202eedoc", "c\x9b1A", "d\rerased", "e\u2028f", "g\x07")

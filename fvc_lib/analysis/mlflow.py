@@ -393,7 +393,7 @@ def fetched_bundle(uri: str, *, tracking_uri: str, cache_dir: Path) -> Path:
     if tracking_uri.startswith("sqlite:///") and not _database(tracking_uri).is_file():
         raise UsageError(
             f"{uri!r}: there is no MLflow store at {shown_uri(tracking_uri)}. Set MLFLOW_TRACKING_URI, or register a "
-            f"bundle first: {command_text('export-mlflow', 'RUN', '--register', parts['name'])}"
+            f"bundle first: {command_text('export', 'RUN', '--format', 'mlflow', '--register', parts['name'])}"
         )
     with connected(tracking_uri) as client:
         if parts["alias"]:
@@ -402,7 +402,7 @@ def fetched_bundle(uri: str, *, tracking_uri: str, cache_dir: Path) -> Path:
             version = client.get_model_version(parts["name"], parts["version"])
         digest = version.tags.get(_BUNDLE)
         if not digest:
-            raise UsageError(f"{uri!r}: version {version.version} is no bundle that export-mlflow registered.")
+            raise UsageError(f"{uri!r}: version {version.version} is no bundle that export registered.")
         folder = cache_dir.expanduser().absolute() / "registered_models" / sha256_of_json(digest)
         if (folder / _DIGESTS).is_file() and sha256_of_file(folder / _DIGESTS) == digest:
             return folder

@@ -4,7 +4,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from fvc_lib.services.errors import DataError, FvcError, UsageError, command_tex
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.registry import CORPORA
-from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
+from fvc_lib.services.run_paths import RunPaths, find_run, find_run_or_ensemble, list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, STAGES
 
 if TYPE_CHECKING:
@@ -43,23 +43,36 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("run", default="latest")
+@AS_JSON
 @RUNS_DIR
-def status(run: str, runs_dir: Path) -> None:
+def status(run: str, as_json: bool, runs_dir: Path) -> None:
     """Show the state of RUN, of its tasks, and of its SLURM jobs.
 
     RUN is 'latest', a run id, a part of a run id, a run folder, or the --out folder of a predict command submitted to
     SLURM.
+
+    \b
+    fvc status
+    fvc status run_20261123 --json
     """
     from fvc_lib.analysis.read.runs import run_labels  # polars takes a second to load
 
     folder = Path(run).expanduser().absolute()
     if not (folder / "run.json").is_file() and submitted_jobs(folder):
         is_done = any((folder / last).is_file() for last in ("answer.txt", "predictions.html"))
+        if as_json:
+            print_json({"folder": folder, "state": "done" if is_done else "waiting", "jobs": job_states(folder)})
+            return
         click.echo(f"{folder}: {'done' if is_done else 'not done; the same predict command goes on with it'}")
         _show_jobs(folder)
         return
     paths = find_run(runs_dir, run)
     state = status_now(paths)
+    if as_json:
+        doing = {key: read_progress(paths.logs / f"{key}.progress.json") for key in state.stages}
+        record = {"run": paths.run_id, "folder": paths.root, **state.model_dump(mode="json")}
+        print_json({**record, "progress": doing, "jobs": job_states(paths.root)})
+        return
     is_stopped = state.state in {"interrupted", "requeue", "failed"}
     go_on = f"; to go on: {command_text('--resume', paths.root)}" if is_stopped else ""
     click.echo(f"{paths.root}: {state.state}, {size_of(paths.root) / 1e6:,.1f} MB{go_on}\n  {run_labels([paths])[0]}")
@@ -97,13 +110,18 @@ def _show_jobs(folder: Path) -> list[JobState]:
 @click.command()
 @click.argument("runs", nargs=-1, required=True)
 @click.option("--metric", default="roc_auc", show_default=True, help="The metric that is compared.")
+@AS_JSON
 @RUNS_DIR
-def compare(runs: tuple[str, ...], metric: str, runs_dir: Path) -> None:
+def compare(runs: tuple[str, ...], metric: str, as_json: bool, runs_dir: Path) -> None:
     """Compare two or more RUNS on the same videos: run ids, parts of run ids, run folders, or 'latest'.
 
     For each pair of runs the command shows the difference of the metric with an interval. The groups of videos are
     resampled, and both runs are judged on the same draws. The p-values are corrected for the number of pairs (Holm
     1979). Runs whose videos, labels, groups or folds differ are not compared; the output names the difference.
+
+    \b
+    fvc compare run_20261123_05 run_20261123_06
+    fvc compare runs/sweep/run_* --metric average_precision
 
     Exit codes: 0 at least one pair was compared, 2 usage, 3 no pair could be compared.
     """
@@ -118,8 +136,11 @@ def compare(runs: tuple[str, ...], metric: str, runs_dir: Path) -> None:
     compared = comparison.compare(
         found, metric=metric, replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence
     )
-    for line in (*run_labels(found), "", *comparison.lines(compared)):
-        click.echo(line)
+    if as_json:
+        print_json(compared)
+    else:
+        for line in (*run_labels(found), "", *comparison.lines(compared)):
+            click.echo(line)
     if not compared.pairs:
         raise DataError("no two of these runs can be compared; the lines above say why.")
 
@@ -161,6 +182,10 @@ def report(context: click.Context, run: str, runs_dir: Path) -> None:
     RUN is 'latest', a run id, a part of a run id, or a run folder. No notebook is executed. The command also works
     while the run is at work, or after it was killed.
 
+    \b
+    fvc report
+    fvc report run_20261123
+
     Exit codes: 0 ok, 1 not written, 3 written, but a file that the report reads is damaged; the output names the file.
     """
     context.exit(report_run(find_run(runs_dir, run)))
@@ -199,23 +224,31 @@ def doctor(
 
 @click.command()
 @click.argument("name", required=False)
-def detectors(name: str | None) -> None:
+@AS_JSON
+def detectors(name: str | None, as_json: bool) -> None:
     """List the networks that -p model takes.
 
-    A row shows the number of parameters, the operations (GFLOPs), the input clip, the weights and their licence, and
-    whether the network runs on this machine. With NAME, such as r3d_18 or timm:resnet50, the command shows everything
-    about one network: paper, licences, packages to install and weights to fetch. A network of your own is -p model
-    path/to/my_net.py:MyNet.
+    A row shows the number of parameters, the operations for a clip (GFLOPs), the input clip, whether weights come with
+    the installation or are to be fetched, their licence, and the packages that are missing. With NAME, such as r3d_18
+    or timm:resnet50, the command shows everything about one network: paper, licences, packages to install and weights
+    to fetch. A network of your own is -p model path/to/my_net.py:MyNet.
+
+    \b
+    fvc detectors
+    fvc detectors clip_vit_l14
     """
     from fvc_lib.detectors import facts  # torch takes a second to load
-    from fvc_lib.services.registry import DETECTORS
 
+    found = [facts.facts_of(name)] if name else facts.facts_of_all()
+    if as_json:
+        print_json([each.record() for each in found])
+        return
     if name:
-        click.echo(facts.facts_of(name).text())
+        click.echo(found[0].text())
         return
     click.echo(_DETECTOR_ROW.format("name", "parameters", "GFLOPs", "clip", "weights", "licence of them", "runs here"))
-    for each in DETECTORS.names():
-        click.echo(_DETECTOR_ROW.format(*facts.facts_of(each).row()))
+    for each in found:
+        click.echo(_DETECTOR_ROW.format(*each.row()))
     click.echo(f"One of them in full: {command_text('detectors', 'NAME')}. Your own: -p model path/to/my_net.py:MyNet.")
 
 
@@ -231,6 +264,10 @@ def features(family: str | None) -> None:
     a frame) and frames are pooled over a video, for example to their mean. The column's name ends with the pool, such
     as the mean. Features of the coded stream (packets) are one value per video, and are not pooled. With
     -p feature_families A,B a run measures only these families.
+
+    \b
+    fvc features
+    fvc features noise_residual
     """
     from fvc_lib.video.features.family import POOLS, families_named
 
@@ -244,6 +281,9 @@ def features(family: str | None) -> None:
 
 
 _MEASURED_ON = {"tiles": "tiles of single frames", "pairs": "neighbouring frames", "stream": "packets and decoder"}
+
+
+_COUNTED = ("corpus", "label", "generator", "manipulation", "real_source", "official_split")
 
 
 @click.command(cls=ParametersCommand)
@@ -260,6 +300,11 @@ def corpora(
     files it recognises. It counts the groups, and the videos by corpus, label, generator, manipulation, source of the
     real videos, and part of the corpus's official split. No video is opened.
 
+    \b
+    fvc corpora
+    fvc corpora ~/videos
+    fvc corpora list.csv -p label_map 1=fake,0=real
+
     Exit codes: 0 ok, 2 PATH is no corpus, 3 no detector can be trained on it.
     """
     from fvc_lib.corpus import listing
@@ -268,7 +313,12 @@ def corpora(
     from fvc_lib.corpus.protocols import refuse_untrainable
 
     if path is None:
-        for loader in listing.by_rank(CORPORA):
+        loaders = listing.by_rank(CORPORA)
+        if as_json:
+            names = ("name", "title", "accepted", "paper", "licence", "fetch")
+            print_json([{name: getattr(loader, name) for name in names} for loader in loaders])
+            return
+        for loader in loaders:
             click.echo(f"{loader.name:<16} {loader.title or loader.accepted}")
             if loader.title:
                 click.echo(
@@ -281,12 +331,16 @@ def corpora(
     if config.task != DEFAULT_TASK:
         raise UsageError(f"task: got {config.task}; corpora reads corpora of task {DEFAULT_TASK}. Leave it out.")
     found = read_corpora([config.corpus, *config.more_corpora], None, **reading_options(config))
-    click.echo(
-        f"{str(path)!r} is read as {found.kind}: {len(found.entries):,} videos, "
-        f"{len({group for _, group in found.memberships}):,} stated groups"
-    )
-    for column in ("corpus", "label", "generator", "manipulation", "real_source", "official_split"):
-        counts = counted(value for entry in found.entries if (value := getattr(entry, column)))
+    num_groups = len({group for _, group in found.memberships})
+    values_of = {name: [value for one in found.entries if (value := getattr(one, name))] for name in _COUNTED}
+    counts_of = {name: counted(of) for name, of in values_of.items()}
+    if as_json:
+        sizes = {"read_as": found.kind, "num_videos": len(found.entries), "num_groups": num_groups}
+        print_json({**sizes, "counts": counts_of, "rejected": found.rejected.to_dicts(), "notes": found.notes})
+        refuse_untrainable(found, config)
+        return
+    click.echo(f"{str(path)!r} is read as {found.kind}: {len(found.entries):,} videos, {num_groups:,} stated groups")
+    for column, counts in counts_of.items():
         shown = ", ".join(f"{name} {count:,}" for name, count in list(counts.items())[:12])
         click.echo(f"  {column}: {shown or 'none stated'}{' ...' if len(counts) > 12 else ''}")
     for reason, count in counted(found.rejected["reason"]).items():
@@ -314,44 +368,93 @@ def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
             click.echo(f"    {name} = {value!r}  {meaning(name)}")
 
 
-@click.command("export-mlflow", short_help="Export runs to MLflow.")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--format", "kind", type=click.Choice(("bundle", "mlflow")), default="bundle", show_default=True,
+              help="A folder to hand on, or runs of MLflow.")  # fmt: skip
+@click.option(
+    "--to", type=click.Path(path_type=Path), help="The bundle's folder, not there yet. Without: ./bundle_RUN."
+)
+@click.option("--final", is_flag=True, help="Bundle the one network of all groups (train_final), not the folds'.")
 @click.option(
     "--tracking-uri", metavar="URI",
     help="An MLflow server or database, when it is not MLFLOW_TRACKING_URI, else mlflow.db in the runs folder.",
 )  # fmt: skip
-@click.option("--register", metavar="NAME[@ALIAS]", help="Make the run's bundle a version of this model, too.")
+@click.option("--register", metavar="NAME[@ALIAS]", help="Make the run's bundle a version of this MLflow model, too.")
 @RUNS_DIR
-def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str | None, runs_dir: Path) -> None:
-    """Export each RUN to MLflow, finished or not. It needs: make setup-mlflow
+def export(
+    runs: tuple[str, ...],
+    kind: str,
+    to: Path | None,
+    final: bool,
+    tracking_uri: str | None,
+    register: str | None,
+    runs_dir: Path,
+) -> None:
+    """Write the detector of a RUN as a folder to hand on (bundle), or export each RUN to MLflow.
 
-    RUN is 'latest', a run id, a part of a run id, or a run folder. A run becomes one MLflow run with the parameters,
-    the metrics by step, the report with its figures, and the results with intervals. Next to the results are the
-    controls (models that can use only shortcuts), and whether the run is above them. The run folder is only read. A
-    second export of a run replaces the first.
+    RUN is 'latest' (the default), a run id, a part of a run id, a run folder, or, for a bundle, an ensemble.
 
     \b
-    fvc export-mlflow latest                                     into mlflow.db next to the runs
-    mlflow ui --backend-store-uri sqlite:///runs/mlflow.db                           to look at it
-    fvc export-mlflow runs/*/run_*                               all runs
-    fvc export-mlflow latest --tracking-uri http://host:5000     to a server
-    fvc export-mlflow latest --register news@champion            and into the model registry
-    fvc predict models:/news@champion video.mp4                  which predict reads
+    fvc export latest
+    fvc export latest --to ~/detectors/mine
+    python -c "from fvc_lib import load_detector; print(load_detector('bundle_RUN').predict(['video.mp4']))"
+    fvc export latest --format mlflow                                    into mlflow.db next to the runs
+    fvc export runs/*/run_* --format mlflow --tracking-uri URI           all runs, to a server
+    fvc export latest --format mlflow --register news@champion           and into the model registry
+    fvc predict models:/news@champion video.mp4                          which predict reads
 
-    --register makes a bundle of the run, as export does, and registers it as a version of the model NAME (a pyfunc
-    model). ALIAS then points at this version. If the registry has a version with the same content, no new version is
-    made. The option is for one finished run, of any task.
+    A bundle needs neither the run nor its corpus. All folds of the run must be trained, and its results must exist. It
+    has the folds' networks (safetensors), the settings for decoding videos and calibrating scores, and the out-of-fold
+    scores. It has properties of the training videos, and hashes by which the videos are recognised. It has a model card
+    (README.md), and a SHA-256 of every file, which is checked before loading. It has no video, and no path or name of a
+    video. A network of your own is copied as code. Who loads the bundle must allow this code. The bundle of an ensemble
+    has a bundle of each of its runs in members/. The bundle of a run of task image or video_text has its one network,
+    the meaning of the network's outputs, and the run's texts with their embeddings. A run that is not above its
+    controls (models that can use only shortcuts) is exported as well. The card then says so first, and the
+    bundle gives no verdicts but "undecided".
 
-    Set user and password of a server in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. Do not put them into
-    --tracking-uri: other users of this machine could read them in the list of processes. With FVC_TRACKER=mlflow every
-    run is exported when it ends.
+    MLflow needs: make setup-mlflow. A run, finished or not, becomes one MLflow run with the parameters, the metrics by
+    step, the report with its figures, and the results with intervals. Next to the results are the controls, and whether
+    the run is above them. The run folder is only read. A second export of a run replaces the first. --register makes a
+    bundle of one finished run and registers it as a version of the model NAME (a pyfunc model). ALIAS then points at
+    this version. If the registry has a version with the same content, no new version is made. Set user and password of
+    a server in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. Do not put them into --tracking-uri: other users
+    of this machine could read them in the list of processes. With FVC_TRACKER=mlflow every run is exported when it
+    ends.
+
+    Exit codes: 0 ok, 1 a file is damaged or MLflow refused, 2 usage, 3 the results are missing or damaged.
+    """
+    names = runs or ("latest",)
+    if kind == "mlflow":
+        if to is not None or final:
+            raise UsageError("--to and --final: are for --format bundle.")
+        _to_mlflow([find_run(runs_dir, name) for name in names], tracking_uri, register)
+        return
+    if tracking_uri is not None or register is not None:
+        raise UsageError("--tracking-uri and --register: are for --format mlflow.")
+    if len(names) != 1:
+        raise UsageError(f"--format bundle: is for one run, got {len(names)}.")
+    found = find_run_or_ensemble(runs_dir, names[0])
+    target = (to or Path(f"bundle_{found.run_id}")).expanduser().absolute()
+    num_networks, sentence = write_run_bundle(found, target, final=final)
+    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    click.echo(f"bundle {target}: {num_networks} network{'s' * (num_networks != 1)}, {size / 1e6:.1f} MB")
+    click.echo(f"  {sentence}")
+
+
+def _to_mlflow(runs: Sequence[RunPaths], tracking_uri: str | None, register: str | None) -> None:
+    """Export runs to MLflow, and register the bundle of a single one where ``register`` (NAME[@ALIAS]) is given.
+
+    Raises:
+        UsageError: ``register`` is given for several runs, or is no name.
     """
     from fvc_lib.analysis.mlflow import model_and_alias
 
     if register is not None and len(runs) != 1:
         raise UsageError(f"--register: is for one run, got {len(runs)}.")
     named = model_and_alias(register) if register is not None else None
-    for run in [find_run(runs_dir, name) for name in runs]:
+    for run in runs:
         _export(run, tracking_uri)
         if named is not None:
             _register(run, *named, tracking_uri)
@@ -367,7 +470,7 @@ def export_when_asked(run: RunPaths, config: RunConfig) -> None:
     try:
         _export(run, None)
     except Exception as error:  # noqa: BLE001 - an error of MLflow must not change how the run ended
-        command = command_text("export-mlflow", run.root)
+        command = command_text("export", run.root, "--format", "mlflow")
         click.echo(f"warning: not exported to MLflow: {error}\n  to repeat it: {command}", err=True)
 
 

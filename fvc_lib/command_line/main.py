@@ -31,7 +31,7 @@ _COMMANDS = {
     "robustness": ("records", "Score test videos again after compression, blur, cuts."),
     "ensemble": ("records", "Judge by several runs together, next to the best of them."),
     "sweep": ("sweep", "Run every combination of values, and compare them."),
-    "export": ("models", "Write a run's detector to hand on, or runs to MLflow."),
+    "export": ("commands", "Write a run's detector to hand on, or runs to MLflow."),
     "app": ("verdicts.app", "Serve a page that judges videos dropped on it."),
     "corpora": ("commands", "List readable corpora, or say what a folder is."),
     "detectors": ("commands", "List the detectors for -p model, or show one in full."),

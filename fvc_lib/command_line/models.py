@@ -7,11 +7,9 @@ A model is a finished run, an ensemble of runs, or a bundle. A bundle is a folde
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
 import polars as pl
 
 from fvc_lib.analysis.wording import clean_text, interval_text
-from fvc_lib.command_line.options import RUNS_DIR
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.home import SCRIPT
 from fvc_lib.services.parameters import resolve_config, run_config
@@ -145,43 +143,6 @@ _LIMITS = {
     "image": "Every picture gets a class or a number, also one that shows nothing of the kind.",
     "video_text": "Every video gets an answer, also one that shows nothing of the kind.",
 }
-
-
-@click.command()
-@click.argument("run", default="latest")
-@click.option(
-    "--to", type=click.Path(path_type=Path), help="The folder to write, not there yet. Without: ./bundle_RUN."
-)
-@click.option("--final", is_flag=True, help="Write the run's one network of all groups (train_final), not the folds'.")
-@RUNS_DIR
-def export(run: str, to: Path | None, final: bool, runs_dir: Path) -> None:
-    """Write the detector that RUN has trained as a bundle: a folder that needs neither the run nor its corpus.
-
-    RUN is 'latest', a run id, a part of a run id, a run folder, or an ensemble. All folds of a run must be trained, and
-    its results must exist. The bundle of an ensemble has a bundle of each of its runs in members/. The bundle of a run
-    of task image or video_text has its one network, the meaning of the network's outputs, and the run's texts with
-    their embeddings.
-
-    \b
-    fvc export latest
-    fvc export latest --to ~/detectors/mine
-    python -c "from fvc_lib import load_detector; print(load_detector('bundle_RUN').predict(['video.mp4']))"
-
-    A bundle has the folds' networks (safetensors), the settings for decoding videos and calibrating scores, and the
-    out-of-fold scores. It has properties of the training videos, and hashes by which the videos are recognised. It has
-    a model card (README.md), and a SHA-256 of every file, which is checked before loading. It has no video, and no path
-    or name of a video. A network of your own is copied as code. Who loads the bundle must allow this code. A run that
-    is not above its controls (models that can use only shortcuts) is exported as well. The card then says so first,
-    and the bundle gives no verdicts but "undecided".
-
-    Exit codes: 0 ok, 1 a file is damaged, 2 usage, 3 the results are missing or damaged.
-    """
-    found = find_run_or_ensemble(runs_dir, run)
-    target = (to or Path(f"bundle_{found.run_id}")).expanduser().absolute()
-    num_networks, sentence = write_run_bundle(found, target, final=final)
-    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    click.echo(f"bundle {target}: {num_networks} network{'s' * (num_networks != 1)}, {size / 1e6:.1f} MB")
-    click.echo(f"  {sentence}")
 
 
 def write_run_bundle(run: RunPaths, target: Path, *, final: bool = False) -> tuple[int, str]:

@@ -10,16 +10,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import click
+import polars as pl
 from tqdm import tqdm
 
 from fvc_lib.analysis.wording import clean_text
 from fvc_lib.command_line import commands
-from fvc_lib.command_line.options import RUNS_DIR
+from fvc_lib.command_line.options import AS_JSON, QUIET, RUNS_DIR, is_quiet, print_json
 from fvc_lib.command_line.shards import stop_on_signals
 from fvc_lib.execution.run.session import WRITE_INTERVAL_SECONDS, progress_path, read_progress
 from fvc_lib.execution.run.status import run_lock
@@ -88,7 +89,8 @@ def execute_record(
     with ExitStack() as stack:
         if progress:
             stopped = stack.enter_context(stop_on_signals(kernels))
-            stack.enter_context(_shown(progress))
+            if not is_quiet():
+                stack.enter_context(_shown(progress))
         outcome = execute(NOTEBOOKS / f"{name}.ipynb", parameters, request)
     if stopped and outcome.exit_code:
         raise StoppedError(f"{stopped[0].name}: stopped; finished work is kept, and the same command goes on")
@@ -124,15 +126,21 @@ def _shown(path: Path) -> Iterator[None]:
 
 
 def _show(path: Path, ended: threading.Event) -> None:
-    """Draw the progress in the file ``path`` until ``ended`` is set, with one bar for each kind of work."""
-    every, bars, is_last = 0.1 if sys.stderr.isatty() else _LINE_SECONDS, dict[str, Any](), False
+    """Show the progress in the file ``path`` until ``ended`` is set.
+
+    On a terminal there is one bar for each kind of work. Elsewhere a line is printed every 30 s.
+    """
+    while not sys.stderr.isatty():
+        if ended.wait(_LINE_SECONDS):
+            return
+        if (progress := read_progress(path)) is not None:
+            click.echo(f"{progress.what} {progress.done:,} of {progress.total:,}", err=True)
+    bars, is_last = dict[str, Any](), False
     while not is_last:
         is_last = ended.wait(WRITE_INTERVAL_SECONDS)
         if (progress := read_progress(path)) is not None:
             if progress.what not in bars:  # ``initial``: units that an earlier call did do not count for the rate
-                bars[progress.what] = tqdm(
-                    total=progress.total, desc=progress.what, initial=progress.done, mininterval=every
-                )
+                bars[progress.what] = tqdm(total=progress.total, desc=progress.what, initial=progress.done)
             bar = bars[progress.what]
             bar.set_postfix_str(clean_text(progress.part)[:_MOST_OF_A_PART], refresh=False)
             bar.update(progress.done - bar.n)
@@ -186,6 +194,8 @@ def prepare_folder(folder: Path, name: str, files: Sequence[str]) -> None:
     help="Coverage of every interval.",
 )  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of replicates, halves and shuffled labels.")
+@AS_JSON
+@QUIET
 @RUNS_DIR
 @click.pass_context
 def audit(
@@ -203,6 +213,7 @@ def audit(
     replicates: int,
     confidence: float,
     seed: int,
+    as_json: bool,
     runs_dir: Path,
 ) -> None:
     """Audit TABLE, scores of any detectors: CSV, TSV or Parquet with a row per video.
@@ -246,7 +257,8 @@ def audit(
     num_fakes = int((read.videos["label"] == "fake").sum())
     click.echo(
         f"{table.name}: {read.videos.height:,} videos ({read.videos.height - num_fakes:,} real, {num_fakes:,} fake), "
-        f"detectors: {', '.join(read.scores.columns)}"
+        f"detectors: {', '.join(read.scores.columns)}",
+        err=as_json,
     )
     if corpus is not None and not corpus.exists() and not is_pattern(corpus):
         raise UsageError(f"--corpus {str(corpus)!r}: no such file or folder.")
@@ -268,10 +280,16 @@ def audit(
     if table.absolute().parent == folder:
         raise UsageError(f"--out {str(folder)!r}: the table lies there and could be written over. Give a new folder.")
     prepare_folder(folder, SCORE_AUDIT, FILES)
-    context.exit(execute_record(
-        SCORE_AUDIT, folder, {**parameters, "output_folder": str(folder)}, title=f"Audit of {table.name}",
-        runs_dir=str(runs_dir), product="audit", answer=folder / ANSWER,
-    ))  # fmt: skip
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        code = execute_record(
+            SCORE_AUDIT, folder, {**parameters, "output_folder": str(folder)}, title=f"Audit of {table.name}",
+            runs_dir=str(runs_dir), product="audit", answer=folder / ANSWER,
+        )  # fmt: skip
+    if as_json and not code:
+        tables = [folder / name for name in FILES if name.endswith(".csv") and (folder / name).is_file()]
+        rows = {path.stem: pl.read_csv(path, infer_schema_length=None).to_dicts() for path in tables}
+        print_json({"folder": folder, "answer": (folder / ANSWER).read_text().splitlines(), "tables": rows})
+    context.exit(code)
 
 
 @click.command()
@@ -279,6 +297,7 @@ def audit(
 @click.option("--to", type=click.Path(path_type=Path), help="Folder for all of it; else next to the first run.")
 @click.option("--method", type=click.Choice(("mean", "stacking")), default="mean", show_default=True,
               help="The mean of calibrated scores, or their log odds weighted by a regression.")  # fmt: skip
+@QUIET
 @RUNS_DIR
 @click.pass_context
 def ensemble(
@@ -346,6 +365,7 @@ def ensemble(
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), help="Videos decoded and encoded at once. Without: one per core."
 )
+@QUIET
 @RUNS_DIR
 @click.pass_context
 def robustness(context: click.Context, run: str, levels: tuple[str, ...], jobs: int | None, runs_dir: Path) -> None:

@@ -4,6 +4,7 @@ A fork is a new run with other parameters that copies the finished stages which 
 """
 
 import importlib.util
+import io
 import re
 import shlex
 import sys
@@ -15,11 +16,12 @@ from typing import Any, Literal
 import click
 
 from fvc_lib.command_line import commands
+from fvc_lib.command_line.options import is_quiet
 from fvc_lib.execution.plan import PlannedTask, line_of_other_code, make_plan, read_notebooks, set_aside
 from fvc_lib.execution.run import which_run
 from fvc_lib.execution.run.gpus import ranks_chosen_here
 from fvc_lib.execution.run.record import begin_run, read_run_record, record_resumption
-from fvc_lib.execution.run.runner import Runner
+from fvc_lib.execution.run.runner import Runner, Terminal
 from fvc_lib.execution.run.status import is_worked_on, leave_to_jobs, read_status, run_lock, status_now
 from fvc_lib.execution.slurm import (
     Site,
@@ -294,13 +296,32 @@ class RunCommand:
             The exit code of the tasks if it is not 0, else of the report.
         """
         click.echo(f"run {run.root}")
-        runner = Runner(run, self.config, self.notebooks, jobs=self.options.jobs, only_tasks=self._tasks)
+        terminal = Terminal(io.StringIO()) if is_quiet() else None
+        runner = Runner(run, self.config, self.notebooks, terminal, jobs=self.options.jobs, only_tasks=self._tasks)
         exit_code = runner.execute(plan)
         # If several jobs share the run, only the last one writes the report. It also exports, as does one that failed.
         if exit_code or self._tasks is None or status_now(run).state not in {"waiting", "running"}:
             exit_code = exit_code or commands.report_run(run)
             commands.export_when_asked(run, self.config)
         return exit_code
+
+
+# Fields that change trained weights, without those that no network is built of.
+_OF_SPLITS = {
+    "seed",
+    "protocol",
+    "target_corpora",
+    "source_column",
+    "num_folds",
+    "folds_seed",
+    "inner_validation_share",
+}
+_OF_THE_NETWORK = [
+    name
+    for name, declared in DECLARED.items()
+    if declared.changes == "weights" and name not in {*_OF_SPLITS, "epochs", "shuffle_labels"}
+]
+_DEFAULT_VALUES = RunConfig().model_dump(mode="json")
 
 
 def _refuse_broken_choice(config: RunConfig) -> None:
@@ -312,6 +333,8 @@ def _refuse_broken_choice(config: RunConfig) -> None:
         UsageError: the network or a class cannot be built; the message has the reason.
     """
     values = config.model_dump(mode="json")
+    if config.task == DEFAULT_TASK and all(values[name] == _DEFAULT_VALUES[name] for name in _OF_THE_NETWORK):
+        return  # the default network; a test builds it
     (answer,) = run_isolated(f"{__name__}:trouble_of_choice", [values], workers=1, memory_bytes=None)
     if answer.failure and not answer.detail.startswith("SIGKILL"):  # killed for memory: the stage names what it needs
         raise UsageError(f"what the parameters choose cannot be built: {answer.detail}. Mend it, or choose another.")

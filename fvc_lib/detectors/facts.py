@@ -1,10 +1,12 @@
-"""Facts about every detector (sizes, costs, licences), for ``run_notebooks.py detectors``."""
+"""Facts about every detector (sizes, costs, licences), for ``fvc detectors``."""
 
 import importlib.util
+import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,6 +55,14 @@ class DetectorFacts:
             "yes" if not self.trouble else f"needs {', '.join(self.missing)}" if self.missing else "no",
         ]
 
+    def record(self) -> dict[str, Any]:
+        """Return the facts as JSON values by name, without the texts of ``text`` that repeat others."""
+        spec = self.spec
+        names = ("name", "family", "paper", "licence", "weights", "weights_licence", "brings_weights", "of_features")
+        sizes = {"num_frames": spec.num_frames, "side": spec.side, "num_parameters": self.num_parameters}
+        of_spec = {name: getattr(spec, name) for name in names}
+        return {**of_spec, **sizes, "gflops": self.gflops, "missing": self.missing, "trouble": self.trouble}
+
     def text(self) -> str:
         """Return a text with all facts, one per line, and a command that uses the detector."""
         spec = self.spec
@@ -81,10 +91,21 @@ class DetectorFacts:
         return f"{spec.name}  ({spec.family})\n{shown}"
 
 
-def facts_of(name: str) -> DetectorFacts:
+# {name: {"num_parameters", "gflops"}} of all networks. A test compares them with those of the networks that it builds.
+SIZES = Path(__file__).with_name("sizes.json")
+
+
+def facts_of_all() -> list[DetectorFacts]:
+    """Return the facts about all detectors, with the sizes in the file ``SIZES``; a network not in it is built."""
+    sizes = json.loads(SIZES.read_text())
+    return [facts_of(name, sizes.get(name)) for name in DETECTORS.names()]
+
+
+def facts_of(name: str, size: Mapping[str, Any] | None = None) -> DetectorFacts:
     """Return the facts about the detector ``name``.
 
-    Its network is built on torch's meta device, which takes no memory and loads no weights.
+    Without ``size`` its network is built on torch's meta device, which takes no memory and loads no weights. ``size``
+    has ``num_parameters`` and ``gflops``.
 
     Raises:
         UsageError: the name is unknown.
@@ -94,8 +115,10 @@ def facts_of(name: str) -> DetectorFacts:
     if spec.of_name is not None and not name.endswith(":NAME") and not missing:
         spec = spec.of_name(name)
         missing = _missing(spec)
-    if missing:
-        return DetectorFacts(spec, missing, None, None, f"not installed: {', '.join(missing)}. {REMEDY}.")
+    if missing or size:
+        trouble = f"not installed: {', '.join(missing)}. {REMEDY}." if missing else ""
+        known = size or {"num_parameters": None, "gflops": None}
+        return DetectorFacts(spec, missing, known["num_parameters"], known["gflops"], trouble)
     if spec.build is None and spec.build_trunk is None:
         return DetectorFacts(spec, (), None, None, "")  # no network, or a family such as timm:NAME
     with torch.device("meta"):

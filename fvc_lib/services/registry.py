@@ -444,6 +444,9 @@ _OF_CLASS: Mapping[str, Any] = {
 }
 
 
+_OF_FEATURES = re.compile(r'of_features="(\w+)"')
+
+
 class DetectorRegistry(FileRegistry[DetectorSpec]):
     """The registry of networks, with families (``timm:resnet50``) and users' files (``my_net.py:MyNet``).
 
@@ -485,17 +488,19 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
 
     def _take_features(self, modules: list[str]) -> bool:
         """Return whether one of ``modules`` registers models on features; no module is imported."""
-        return any("of_features=" in self._texts[module] for module in modules)
+        return any(_OF_FEATURES.search(self._texts[module]) for module in modules)
 
     def of_features(self, name: str) -> str:
         """Return the kind of features that the model ``name`` takes as input (``DetectorSpec.of_features``).
 
-        The text is ``forensic`` or ``embedding`` for a classical model, and empty for a network. The file of a network
-        is not imported.
+        The text is ``forensic`` or ``embedding`` for a classical model, and empty for a network. No file is imported,
+        because a file declares either networks or models on one kind of features.
         """
         ours = self.declared_in(name)
-        is_network = self.file_of(name) is not None or (ours and not self._take_features(ours))
-        return "" if is_network else self.get(name).of_features
+        if self.file_of(name) is not None or not ours:
+            return "" if self.file_of(name) is not None else self.get(name).of_features
+        kinds = (_OF_FEATURES.search(self._texts[module]) for module in ours)
+        return next((kind[1] for kind in kinds if kind), "")
 
 
 @dataclass(frozen=True)

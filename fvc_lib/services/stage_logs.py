@@ -327,8 +327,11 @@ Tell = Callable[[str, int, int], None]
 class Report(Protocol):
     """A callback that receives the progress of work in countable units."""
 
-    def __call__(self, done: int, total: int, part: str = "") -> None:
-        """Receive that ``done`` of ``total`` units of work are finished; ``part`` describes the next unit."""
+    def __call__(self, done: int, total: int, part: str = "", what: str = "") -> None:
+        """Receive that ``done`` of ``total`` units of work are finished.
+
+        ``part`` describes the next unit. ``what`` names the units where they are not those that the callback expects.
+        """
         ...
 
 
@@ -336,7 +339,7 @@ def silent(_part: str, _done: int, _total: int) -> None:
     """Do nothing; the default for a progress callback of the type ``Tell``."""
 
 
-def not_reported(done: int, total: int, part: str = "") -> None:
+def not_reported(done: int, total: int, part: str = "", what: str = "") -> None:
     """Do nothing; the default for a progress callback of the type ``Report``."""
 
 

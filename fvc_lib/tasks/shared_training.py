@@ -50,6 +50,7 @@ from fvc_lib.services.memory import MemoryObserver, NoObserver, peak_rss_bytes
 from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, stage_key
+from fvc_lib.services.stage_logs import Report
 from fvc_lib.services.tasks import FOLD_TRAINING, REAL_SOURCES, SHUFFLED_LABELS
 
 Progress = Callable[[int, int], None]
@@ -349,7 +350,7 @@ class TrainingOptions(TypedDict, total=False):
     attempt: int
     memory: MemoryObserver | None
     stop: Callable[[], bool] | None
-    progress: Progress | None
+    progress: Report | None
     ranks: Ranks | None
     begun_with: Mapping[str, str] | None
 

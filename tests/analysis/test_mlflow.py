@@ -97,14 +97,14 @@ def test_without_mlflow_a_runs_end_has_a_warning(run, monkeypatch, capsys):
     export_when_asked(run, RunConfig(tracker="mlflow"))
     shown = capsys.readouterr().err
     assert f"make -C {CHECKOUT} setup-mlflow" in shown
-    assert f"export-mlflow {run.root}" in shown
+    assert f"export {run.root} --format mlflow" in shown
 
 
 def test_a_command_that_cannot_be_meant_is_a_usage_error(tmp_path):
     assert model_and_alias("news@champion") == ("news", "champion")
     assert model_and_alias("news") == ("news", "")
     for arguments in (["no_such_run"], ["a", "b", "--register", "news"], ["latest", "--register", "a/b@c"]):
-        done = CliRunner().invoke(main, ["export-mlflow", *arguments, "--runs-dir", str(tmp_path)])
+        done = CliRunner().invoke(main, ["export", "--format", "mlflow", *arguments, "--runs-dir", str(tmp_path)])
         assert done.exit_code == 2
     with pytest.raises(UsageError, match="there is no MLflow store"):
         fetched_bundle("models:/news@x", tracking_uri=default_tracking_uri(tmp_path, {}), cache_dir=tmp_path / "cache")
@@ -263,7 +263,7 @@ def test_what_is_fetched_is_what_was_registered_or_nothing(here, store, tmp_path
         ("models:/../x@y", "wanted models:/NAME@ALIAS"),
         ("models:/news@nobody", "nobody"),
         ("models:/news/9", "news"),
-        ("models:/foreign/1", "is no bundle that export-mlflow registered"),
+        ("models:/foreign/1", "is no bundle that export registered"),
     ],
 )
 def test_a_model_that_the_registry_lacks_is_an_error(here, store, name, why):

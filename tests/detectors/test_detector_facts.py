@@ -1,9 +1,12 @@
 """``run_notebooks.py detectors`` lists all networks and the needs of a single one."""
 
+import json
+
+import pytest
 from click.testing import CliRunner
 
 from fvc_lib.command_line.main import main
-from fvc_lib.detectors.facts import facts_of
+from fvc_lib.detectors.facts import SIZES, facts_of
 from fvc_lib.services.registry import DETECTORS
 
 
@@ -32,8 +35,26 @@ def test_one_that_lacks_its_package_says_what_to_install(monkeypatch):
     assert "KINETICS400_V1" in text
 
 
+def sizes_of(facts):
+    return {"num_parameters": facts.num_parameters, "gflops": None if facts.gflops is None else round(facts.gflops, 4)}
+
+
+@pytest.mark.detectors
+def test_the_stored_sizes_are_those_of_the_networks():
+    """To write the file again: json.dumps of what is measured here."""
+    measured = {facts.spec.name: facts for facts in map(facts_of, DETECTORS.names())}
+    wanted = {name: sizes_of(facts) for name, facts in measured.items() if facts.num_parameters is not None}
+    assert json.loads(SIZES.read_text()) == wanted
+
+
+def test_the_kind_of_features_is_known_before_a_file_is_imported():
+    for name, spec in DETECTORS.items():
+        assert DETECTORS.of_features(name) == spec.of_features, name
+
+
 def test_the_numbers_of_a_network_are_measured():
     facts = facts_of("frame_cnn")
+    assert json.loads(SIZES.read_text())["frame_cnn"] == sizes_of(facts)
     assert facts.num_parameters == 11_937
     assert facts.gflops > 0
     assert "11,937 parameters" in facts.text()

@@ -49,7 +49,7 @@ READERS = {
     "resume": ("params.yaml", "--resume {run} --dry-run"),
     "fork": ("run.json", "--resume {run} --fork -p epochs 2 --dry-run"),
     "robustness": ("run.json", "robustness {run}"),
-    "export-mlflow": ("metrics/04_fold_training_fold_0.jsonl", "export-mlflow {run}"),
+    "export-mlflow": ("metrics/04_fold_training_fold_0.jsonl", "export {run} --format mlflow"),
 }
 
 

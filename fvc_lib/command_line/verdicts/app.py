@@ -344,8 +344,8 @@ def app(
             return
         upload.score = interval_text(row["score"], row["score_low"], row["score_high"])
 
-        def report(done: int, total: int, part: str = "") -> None:
-            del done, total
+        def report(done: int, total: int, part: str = "", what: str = "") -> None:
+            del done, total, what
             upload.step = f"making the page: {part.rpartition(': ')[2]}"
 
         pages = write_video_pages(verdicts, answers, most=1, map_minutes=map_minutes, overview="", progress=report)

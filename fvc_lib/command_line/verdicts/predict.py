@@ -105,7 +105,7 @@ def predict(
     """Ask the networks of MODEL whether the videos at PATH... are fake.
 
     MODEL is 'latest', a run id, a part of a run id, a run folder, an ensemble, or the folder of an exported bundle. It
-    may be models:/NAME@ALIAS of MLflow's model registry (export-mlflow --register). All folds of a run must be trained.
+    may be models:/NAME@ALIAS of MLflow's model registry (export --register). All folds of a run must be trained.
     PATH is a file, a folder, a table with a column 'path' (CSV, TSV, Parquet), or '-' for a list on standard input.
 
     \b

@@ -71,7 +71,7 @@ def file_reporter(path: Path, what: str) -> Report:
     path.parent.mkdir(parents=True, exist_ok=True)
     last = -WRITE_INTERVAL_SECONDS
 
-    def report(done: int, total: int, part: str = "") -> None:
+    def report(done: int, total: int, part: str = "", what: str = what) -> None:
         nonlocal last
         now = time.monotonic()
         if done < total and now - last < WRITE_INTERVAL_SECONDS:
@@ -90,7 +90,10 @@ def bar_reporter(what: str) -> Report:
 
     bar = tqdm(desc=what)
 
-    def report(done: int, total: int, part: str = "") -> None:
+    def report(done: int, total: int, part: str = "", what: str = what) -> None:
+        if bar.desc.partition(":")[0] != what:  # other units from here on
+            bar.reset(total)
+            bar.set_description(what)
         bar.total = total
         bar.set_postfix_str(part, refresh=False)
         bar.update(done - bar.n)

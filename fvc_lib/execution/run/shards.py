@@ -113,10 +113,10 @@ class ShardAtWork:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._write()
 
-    def report(self, done: int, total: int, part: str = "") -> None:
+    def report(self, done: int, total: int, part: str = "", what: str = "") -> None:
         """Record that ``done`` of ``total`` files are finished; write the record at most every 0.5 s.
 
-        ``part`` is ignored. It is here so that the method can be used as a progress callback.
+        ``part`` and ``what`` are ignored. They are here so that the method can be used as a progress callback.
         """
         self._now.done, self._now.total = done, total
         if time.monotonic() - self._written >= _WRITE_SECONDS:

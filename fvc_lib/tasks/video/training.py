@@ -43,6 +43,7 @@ from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.memory import NoObserver, peak_rss_bytes
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import not_reported
 from fvc_lib.services.tables import (
     AUGMENTED,
     FINAL_VALIDATION,
@@ -414,12 +415,13 @@ def _with_features(paths: RunPaths, config: RunConfig, source: Any, place: float
         source: the clips.
         place: the fold number plus rank / ranks. It decides at which clip the computation begins, so that folds and
             ranks that work at the same time compute different clips.
-        options: gives ``stop``.
+        options: gives ``stop`` and ``progress``.
     """
     made = data.made_clips(read_table(paths.augmented_metadata, AUGMENTED))
     device = resolve_device(config.device, "off").device
-    stop = options.get("stop") or (lambda: False)
-    return with_features(source, made, config, device, begin=place / config.num_trainings, stop=stop)
+    stop, report = options.get("stop") or (lambda: False), options.get("progress") or not_reported
+    counted = partial(report, what="features of clips")
+    return with_features(source, made, config, device, begin=place / config.num_trainings, stop=stop, progress=counted)
 
 
 def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
@@ -551,7 +553,9 @@ def _train_on_features(
     logs = {name: ControlLog(log, name) if name else log for name in parts}
     fitted: dict[str, classical.Fitted] = {}
     memory.at("train", epoch=1)
-    for name, of in parts.items():
+    report = options.get("progress") or not_reported
+    for number, (name, of) in enumerate(parts.items()):
+        report(number, len(parts), what="classifiers fitted")
         fitted[name] = classical.fit(config, source, of, folder / name, logs[name], stop)
     model = fitted[""]
     inner = validation_table(fold, clips, model.held_out_logits, model.recorded)
