@@ -4,11 +4,12 @@ Models of the tasks image and video_text give classes, numbers, captions or near
 """
 
 import base64
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,7 +21,7 @@ from click.core import ParameterSource
 
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text
 from fvc_lib.command_line.models import find_model, load_detector
-from fvc_lib.command_line.options import RUNS_DIR
+from fvc_lib.command_line.options import AS_JSON, QUIET, RUNS_DIR, is_quiet, print_json
 from fvc_lib.command_line.shards import stop_on_signals
 from fvc_lib.execution.run.shards import Shard, work_on
 from fvc_lib.execution.run.status import run_lock
@@ -48,6 +49,7 @@ _OF_THIS_CALL = (
     "executor",
     "dry_run",
     "shard",
+    "as_json",
 )  # not passed on to the call that goes on
 _LOOK = "fvc_lib.tasks.video.verdicts.untrusted:look"  # by which workers read the files
 _MOST_OF_A_PART = 80  # characters of a part's name that a bar shows
@@ -81,6 +83,8 @@ CSV, LINES, PAGE = PREDICTED = ("predictions.csv", "predictions.jsonl", "predict
 @click.option("--dry-run", is_flag=True, help="With --executor slurm: print the jobs' scripts; writes nothing.")
 @click.option("--shard", metavar="NUMBER/OF",
               help="Look at one share of the files, such as 0/4; the command without it goes on.")  # fmt: skip
+@AS_JSON
+@QUIET
 @RUNS_DIR
 @click.pass_context
 def predict(
@@ -100,6 +104,7 @@ def predict(
     executor: str,
     dry_run: bool,
     shard: str | None,
+    as_json: bool,
     runs_dir: Path,
 ) -> None:
     """Ask the networks of MODEL whether the videos at PATH... are fake.
@@ -190,11 +195,15 @@ def predict(
     elif executor == "slurm":
         _submit(stage, cases, folder, written, command, go_on, is_dry=dry_run)
     else:
-        with _folder_taken(folder, cases, written, go_on), stop_on_signals():
+        shown = redirect_stdout(sys.stderr) if as_json else nullcontext()
+        with shown, _folder_taken(folder, cases, written, go_on), stop_on_signals():
             if one_network is not None:
                 _predict_files(one_network, files, folder, find)
             elif isinstance(detector, VideoDetector):
                 _judge_files(detector, cases, rule, folder, jobs or 0, pages, map_minutes)
+        if as_json:
+            lines = (folder / written[1]).read_text(encoding="utf-8").splitlines()
+            print_json({"folder": folder, "files": list(map(json.loads, lines))})
 
 
 def _given(context: click.Context) -> dict[str, list[str]]:
@@ -206,8 +215,8 @@ def _given(context: click.Context) -> dict[str, list[str]]:
     """
     found = dict[str, list[str]]()
     for option in context.command.params:
-        name, value = option.name or "", context.params[option.name or ""]
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        name, value = option.name or "", context.params.get(option.name or "")
+        if value is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             found[name] = [option.opts[-1]] if value is True else [option.opts[-1], str(value)]
     return found
 
@@ -218,13 +227,13 @@ def _progress(label: str, total: int) -> Iterator[Report]:
 
     Yields a function that takes the number of units done, their total, and the part that is being worked on.
     """
-    hidden = not sys.stderr.isatty()
+    hidden = is_quiet() or not sys.stderr.isatty()
     with click.progressbar(
         length=total, label=label, hidden=hidden, file=sys.stderr, show_pos=True, item_show_func=lambda item: item
     ) as bar:
 
-        def report(done: int, total: int, part: str = "") -> None:
-            del total
+        def report(done: int, total: int, part: str = "", what: str = "") -> None:
+            del total, what
             bar.update(done - bar.pos, clean_text(part)[:_MOST_OF_A_PART])
             bar.render_progress()
 
