@@ -373,7 +373,6 @@ def test_lists_of_deepfakebench_are_videos_of_frames_with_the_groups_of_their_co
     ]
     assert ("ff++ sequence 003",) in {entry.links for entry in listing.entries}
     assert sorted(listing.rejected["reason"]) == ["label_not_used", "not_a_file"]
-    assert read_corpus(path, label_map={"odd": "fake"}).kind == "deepfakebench"
     assert len(read_corpus(path, label_map={"odd": "fake"}).entries) == 6
     text(tmp_path, "bad.json", ['{"A": {"frames": 3}}'])
     with pytest.raises(DataError, match=r"bad\.json"):

@@ -215,14 +215,10 @@ def test_videos_of_a_case_get_a_verdict_together_next_to_their_own(run, tmp_path
     assert (event["case"], event["videos"], event["scored"]) == ("event", 3, 2)
     assert (event["score"] >= max(a["score"], b["score"])) is (how == "max")
     assert min(a["score"], b["score"]) <= event["score"]
-    assert event["verdict"] in ("fake", "real", "undecided")
     assert known["score"] == pytest.approx(stored["score"], abs=1e-9)
     assert (lost["score"], lost["verdict"]) == (None, None)
     assert f"Case 'event', 2 of 3 videos scored: {event['verdict']}" in found.limits[0]
-    assert pl.read_csv(tmp_path / "out/cases.csv").height == 3
-    alone = judge(run, list(files), tmp_path / "alone")
-    assert alone.table.equals(found.table)
-    assert alone.cases.is_empty()
+    assert pl.read_csv(tmp_path / "out/cases.csv")["case"].to_list() == ["event", "known", "lost"]
 
 
 def looked_at_by(monkeypatch) -> list[str]:
