@@ -13,11 +13,17 @@ import psutil
 
 from fvc_lib.execution.run.record import gpus
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.home import IS_CHECKOUT, NOTEBOOKS
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory import memory_budget
+from fvc_lib.services.tasks import STAGES
 
 CHILD_SECONDS = 60.0
-_INSTALL = "python -m pip install --requirement requirements.lock (with make: make setup)"
+_INSTALL = (
+    "python -m pip install --requirement requirements.lock (with make: make setup)"
+    if IS_CHECKOUT
+    else "python -m pip install --force-reinstall fvc_lib, from the wheel or checkout that it came from"
+)
 _TRAINING_BYTES = 900_000_000  # one training of the smallest network
 _LITTLE_DISK_BYTES = 5_000_000_000
 State = Literal["ok", "warning", "problem"]
@@ -45,11 +51,11 @@ class Finding:
 
 
 def diagnose(config: RunConfig) -> list[Finding]:
-    """Check packages, torch, disks and memory for a run with ``config``, and return the findings in this order.
+    """Check packages, notebooks, torch, disks and memory for a run with ``config``; return the findings in this order.
 
     The checks take a few seconds and leave no files.
     """
-    return [finding for check in (packages, torch, disks, memory) for finding in check(config)]
+    return [finding for check in (packages, notebooks, torch, disks, memory) for finding in check(config)]
 
 
 def packages(config: RunConfig) -> Iterator[Finding]:
@@ -59,6 +65,13 @@ def packages(config: RunConfig) -> Iterator[Finding]:
         yield Finding("packages", "problem", f"not installed: {', '.join(missing)}", _INSTALL)
     else:
         yield Finding("packages", "ok", f"all {len(required)} are installed")
+
+
+def notebooks(config: RunConfig) -> Iterator[Finding]:
+    """Yield one finding: whether the notebook of every stage is in the checkout or in the installed package."""
+    missing = [stage.name for stage in STAGES if not (NOTEBOOKS / f"{stage.name}.ipynb").is_file()]
+    found = f"{NOTEBOOKS}: {', '.join(missing)} missing" if missing else f"all {len(STAGES)} are in {NOTEBOOKS}"
+    yield Finding("notebooks", "problem" if missing else "ok", found, _INSTALL if missing else "")
 
 
 def torch(config: RunConfig) -> Iterator[Finding]:

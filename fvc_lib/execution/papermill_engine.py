@@ -81,6 +81,7 @@ class KernelRequest:
     environment: Mapping[str, str]  # all variables that the kernel gets
     log: Path  # text that the kernel's process prints outside the notebook is appended to this file
     on_start: Callable[[int], None] = lambda pid: None  # called with the kernel's process id
+    on_cell: Callable[[int, int], None] = lambda number, total: None  # called before each cell, counted from 1
     outcome: KernelOutcome | None = None  # set by the engine at the end
 
 
@@ -225,16 +226,19 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         record: the notebook, and the file that it is written into.
         manager: starts the kernel.
         log: open file for tracebacks and for printed text beyond the limit.
+        on_cell: called before each cell with its number, from 1, and the number of cells.
 
     Attributes:
         error: the exception that a cell has raised; None if none did.
     """
 
-    def __init__(self, record: Record, manager: KernelManager, log: BinaryIO) -> None:
+    def __init__(
+        self, record: Record, manager: KernelManager, log: BinaryIO, on_cell: Callable[[int, int], None]
+    ) -> None:
         options = {"startup_timeout": START_TIMEOUT_SECONDS, "iopub_timeout": LAST_OUTPUTS_SECONDS, "log": _LOG}
         super().__init__(record, km=manager, raise_on_iopub_timeout=False, coalesce_streams=True, **options)
         self.error: StageError | None = None
-        self._log, self._used = log, 0
+        self._log, self._used, self._on_cell = log, 0, on_cell
 
     def execute_cell(self, cell: NotebookNode, cell_index: int) -> None:
         """Run ``cell``, which is cell ``cell_index`` of the notebook, counted from 0.
@@ -244,6 +248,7 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
             DeadKernelError: the kernel's process ended.
         """
         self._used = 0
+        self._on_cell(cell_index + 1, len(self.nb.cells))
         try:
             super().execute_cell(cell, cell_index)
         except CellExecutionError as error:
@@ -308,7 +313,7 @@ def _execute_cells(record: Record, request: KernelRequest) -> KernelOutcome:
     short = "/tmp" if len(tempfile.gettempdir()) > 80 else None
     with tempfile.TemporaryDirectory(prefix="fvc-", dir=short) as folder, request.log.open("ab") as log:
         manager = KernelManager(folder, request.on_start)
-        client = Client(record, manager, log)
+        client = Client(record, manager, log, request.on_cell)
         # A private profile: the user's startup files do not run, and no two kernels create the same profile.
         environment = {**request.environment, "IPYTHONDIR": folder}
         options = {"cwd": str(request.folder), "env": environment, "stdout": log, "stderr": log}

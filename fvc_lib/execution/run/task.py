@@ -204,6 +204,7 @@ class TaskRun:
         self._record, self._metrics = run.partial_notebook(name, fold), run.metrics(name, fold)
         self._progress_path = progress_path(run, name, fold)
         self._progress_path.unlink(missing_ok=True)  # the file of an earlier attempt would be wrong
+        self._cell = ""  # such as "cell 4/18"
         self._counted = ("", 0)  # name of the units that progress counts, and their total
         self._first = (0.0, 0)  # time of the first progress on these units, and number of units finished then
 
@@ -255,7 +256,9 @@ class TaskRun:
         """
         now, progress = time.monotonic(), read_progress(self._progress_path)
         parts = [self.task.key, _clock(now - self._started)]
-        if progress is not None:
+        if progress is None or progress.done >= progress.total:
+            parts.append(self._cell)
+        else:
             parts.append(f"{progress.what} {progress.done}/{progress.total}")
             if (progress.what, progress.total) != self._counted:
                 self._counted, self._first = (progress.what, progress.total), (now, progress.done)
@@ -265,7 +268,7 @@ class TaskRun:
                 parts.append(f"{_clock(seconds / done * (progress.total - progress.done))} left")
         parts.append(f"{self._watch.rss_bytes / 1e9:.2f} GB, peak {self._watch.peak_rss_bytes / 1e9:.2f}")
         parts.append(last_loss(self._metrics, self._attempt) or "")
-        return "".join(char if char.isprintable() else "?" for char in f"  {'  '.join(parts)}".rstrip())
+        return "".join(char if char.isprintable() else "?" for char in f"  {'  '.join(filter(None, parts))}".rstrip())
 
     def _run_kernel(self) -> "KernelOutcome":
         from fvc_lib.execution.papermill_engine import KernelRequest, execute  # papermill takes a second to load
@@ -277,6 +280,7 @@ class TaskRun:
             environment={**kernel_environment(os.environ), **given},
             log=self.run.stage_log(self.task.stage.name, self.task.fold),
             on_start=self._kernel_started,
+            on_cell=self._cell_begins,
         )
         values = {**self.config.model_dump(mode="json"), "run_dir": str(self.run.root)}
         values |= {} if self.task.fold is None else {"fold": self.task.fold}
@@ -285,6 +289,9 @@ class TaskRun:
             return execute(self.notebook.path, parameters, request)
         finally:
             self._watch.stop()
+
+    def _cell_begins(self, number: int, total: int) -> None:
+        self._cell = f"cell {number}/{total}"
 
     def _kernel_started(self, pid: int) -> None:
         self._watch.start(pid)
