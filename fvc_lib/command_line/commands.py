@@ -19,6 +19,7 @@ from fvc_lib.command_line.options import (
     PARAMS_VALUES,
     RUNS_DIR,
     ParametersCommand,
+    print_answer,
     print_json,
 )
 from fvc_lib.execution.run.session import read_progress
@@ -136,11 +137,7 @@ def compare(runs: tuple[str, ...], metric: str, as_json: bool, runs_dir: Path) -
     compared = comparison.compare(
         found, metric=metric, replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence
     )
-    if as_json:
-        print_json(compared)
-    else:
-        for line in (*run_labels(found), "", *comparison.lines(compared)):
-            click.echo(line)
+    print_answer(compared, (*run_labels(found), "", *comparison.lines(compared)), as_json=as_json)
     if not compared.pairs:
         raise DataError("no two of these runs can be compared; the lines above say why.")
 
@@ -213,12 +210,8 @@ def doctor(
 
     findings = diagnose(given_values(params_files, values=values).config)
     fails = any(finding.state == "problem" for finding in findings)
-    if as_json:
-        print_json({"works": not fails, "findings": findings})
-    else:
-        for finding in findings:
-            click.echo(finding)
-        click.echo("A run would fail; solve the problems first." if fails else "A run will work.")
+    last = "A run would fail; solve the problems first." if fails else "A run will work."
+    print_answer({"works": not fails, "findings": findings}, [*findings, last], as_json=as_json)
     context.exit(int(fails))
 
 
@@ -240,16 +233,10 @@ def detectors(name: str | None, as_json: bool) -> None:
     from fvc_lib.detectors import facts  # torch takes a second to load
 
     found = [facts.facts_of(name)] if name else facts.facts_of_all()
-    if as_json:
-        print_json([each.record() for each in found])
-        return
-    if name:
-        click.echo(found[0].text())
-        return
-    click.echo(_DETECTOR_ROW.format("name", "parameters", "GFLOPs", "clip", "weights", "licence of them", "runs here"))
-    for each in found:
-        click.echo(_DETECTOR_ROW.format(*each.row()))
-    click.echo(f"One of them in full: {command_text('detectors', 'NAME')}. Your own: -p model path/to/my_net.py:MyNet.")
+    header = _DETECTOR_ROW.format("name", "parameters", "GFLOPs", "clip", "weights", "licence of them", "runs here")
+    last = f"One of them in full: {command_text('detectors', 'NAME')}. Your own: -p model path/to/my_net.py:MyNet."
+    lines = [found[0].text()] if name else [header, *(_DETECTOR_ROW.format(*each.row()) for each in found), last]
+    print_answer([each.record() for each in found], lines, as_json=as_json)
 
 
 _DETECTOR_ROW = "{:<23.23}  {:<10}  {:<8}  {:<10}  {:<13.13}  {:<34.34}  {}"
@@ -283,6 +270,8 @@ def features(family: str | None) -> None:
 _MEASURED_ON = {"tiles": "tiles of single frames", "pairs": "neighbouring frames", "stream": "packets and decoder"}
 
 
+_LAYOUT = "{name:<16} {accepted}"
+_CORPUS = "{name:<16} {title}\n    layout: {accepted}\n    paper: {paper}\n    terms: {licence}\n    from: {fetch}"
 _COUNTED = ("corpus", "label", "generator", "manipulation", "real_source", "official_split")
 
 
@@ -314,18 +303,15 @@ def corpora(
 
     if path is None:
         loaders = listing.by_rank(CORPORA)
-        if as_json:
-            names = ("name", "title", "accepted", "paper", "licence", "fetch")
-            print_json([{name: getattr(loader, name) for name in names} for loader in loaders])
-            return
-        for loader in loaders:
-            click.echo(f"{loader.name:<16} {loader.title or loader.accepted}")
-            if loader.title:
-                click.echo(
-                    f"    layout: {loader.accepted}\n    paper: {loader.paper}\n    terms: {loader.licence}\n"
-                    f"    from: {loader.fetch}"
-                )
-        click.echo(f"What a folder of yours is: {command_text('corpora', 'PATH')}")
+        names = ("name", "title", "accepted", "paper", "licence", "fetch")
+        records = [{name: getattr(loader, name) for name in names} for loader in loaders]
+        row, details = (
+            "{name:<16} {title}",
+            "\n    layout: {accepted}\n    paper: {paper}\n    terms: {licence}\n    from: {fetch}",
+        )
+        lines = [(row + details if of["title"] else row.replace("title", "accepted")).format(**of) for of in records]
+        last = f"What a folder of yours is: {command_text('corpora', 'PATH')}"
+        print_answer(records, [*lines, last], as_json=as_json)
         return
     config = given_values(params_files, values=values, options={"corpus": str(path)}).config
     if config.task != DEFAULT_TASK:
@@ -334,20 +320,16 @@ def corpora(
     num_groups = len({group for _, group in found.memberships})
     values_of = {name: [value for one in found.entries if (value := getattr(one, name))] for name in _COUNTED}
     counts_of = {name: counted(of) for name, of in values_of.items()}
-    if as_json:
-        sizes = {"read_as": found.kind, "num_videos": len(found.entries), "num_groups": num_groups}
-        print_json({**sizes, "counts": counts_of, "rejected": found.rejected.to_dicts(), "notes": found.notes})
-        refuse_untrainable(found, config)
-        return
-    click.echo(f"{str(path)!r} is read as {found.kind}: {len(found.entries):,} videos, {num_groups:,} stated groups")
+    sizes = {"read_as": found.kind, "num_videos": len(found.entries), "num_groups": num_groups}
+    record = {**sizes, "counts": counts_of, "rejected": found.rejected.to_dicts(), "notes": found.notes}
+    lines = [f"{str(path)!r} is read as {found.kind}: {len(found.entries):,} videos, {num_groups:,} stated groups"]
     for column, counts in counts_of.items():
         shown = ", ".join(f"{name} {count:,}" for name, count in list(counts.items())[:12])
-        click.echo(f"  {column}: {shown or 'none stated'}{' ...' if len(counts) > 12 else ''}")
+        lines.append(f"  {column}: {shown or 'none stated'}{' ...' if len(counts) > 12 else ''}")
     for reason, count in counted(found.rejected["reason"]).items():
         first = found.rejected.filter(reason=reason).row(0, named=True)
-        click.echo(f"  not used: {count:,} x {reason}; the first: {first['path']}: {first['detail']}")
-    for note in found.notes:
-        click.echo(f"  note: {note}")
+        lines.append(f"  not used: {count:,} x {reason}; the first: {first['path']}: {first['detail']}")
+    print_answer(record, [*lines, *(f"  note: {note}" for note in found.notes)], as_json=as_json)
     refuse_untrainable(found, config)
 
 

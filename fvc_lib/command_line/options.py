@@ -5,7 +5,7 @@ The command line imports this module before it knows the command, so nothing hea
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +97,11 @@ def print_json(value: object) -> None:
     from pydantic_core import to_json
 
     click.echo(json.dumps(json.loads(to_json(value, fallback=str, inf_nan_mode="null")), indent=1))
+
+
+def print_answer(value: object, lines: Iterable[object], *, as_json: bool) -> None:
+    """Print ``value`` as JSON if ``as_json`` is True, else ``lines`` of text."""
+    if as_json:
+        print_json(value)
+    else:
+        click.echo("\n".join(map(str, lines)))

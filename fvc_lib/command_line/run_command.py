@@ -4,7 +4,6 @@ A fork is a new run with other parameters that copies the finished stages which 
 """
 
 import importlib.util
-import io
 import re
 import shlex
 import sys
@@ -296,7 +295,7 @@ class RunCommand:
             The exit code of the tasks if it is not 0, else of the report.
         """
         click.echo(f"run {run.root}")
-        terminal = Terminal(io.StringIO()) if is_quiet() else None
+        terminal = Terminal(quiet=is_quiet())
         runner = Runner(run, self.config, self.notebooks, terminal, jobs=self.options.jobs, only_tasks=self._tasks)
         exit_code = runner.execute(plan)
         # If several jobs share the run, only the last one writes the report. It also exports, as does one that failed.

@@ -45,25 +45,34 @@ class Terminal:
 
     Args:
         stream: where to write; None: standard output.
+        quiet: whether to write only what needs attention, such as a failure.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
+        self._quiet = quiet
         self._stream = sys.stdout if stream is None else stream
         self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._lock = threading.Lock()
         self._drawn = 0  # live lines on the screen; the cursor is at the end of the last
         self._last_plain = time.monotonic()
 
-    def line(self, text: str) -> None:
-        """Write one permanent line. It replaces the live lines; the next ``show`` draws them again below it."""
+    def line(self, text: str, *, expected: bool = False) -> None:
+        """Write one permanent line. It replaces the live lines; the next ``show`` draws them again below it.
+
+        A line that is ``expected``, such as the end of a stage, is left out where the terminal is quiet.
+        """
+        if self._quiet and expected:
+            return
         with self._lock:
             self._write(f"{text}\n", 0)
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show ``lines``, one per running task.
+        """Show ``lines``, one per running task, unless the terminal is quiet.
 
         On a terminal they replace the live lines. Elsewhere they are printed, at most every 30 s.
         """
+        if self._quiet:
+            return
         with self._lock:
             if self._live:
                 columns, rows = shutil.get_terminal_size()
@@ -269,7 +278,7 @@ class Runner:
         self._dealt.pop(task.key, None)
         put_stage(self.run, task.key, stage)
         for line in end_lines(self.run, task, stage):
-            self.terminal.line(line)
+            self.terminal.line(line, expected=not stage.exit_code)
         if not stage.exit_code:
             schedule.done(task)
         else:
