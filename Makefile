@@ -12,6 +12,7 @@ GPU_PYTHON = $(if $(filter command environment,$(origin PYTHON)),$(PYTHON),$(or 
 MLFLOW_STAMP := $(VENV)/.installed-mlflow
 DETECTORS_STAMP := $(VENV)/.installed-detectors
 APP_STAMP := $(VENV)/.installed-app
+DOCS_STAMP := $(VENV)/.installed-docs
 
 # Installs packages and shows how far it is: pip says nothing for minutes, or far too much.
 define install
@@ -38,7 +39,7 @@ define resolve
 		| LC_ALL=C sort > build/lock/$(1).txt
 endef
 
-.PHONY: help setup setup-mlflow setup-detectors setup-app demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-app test-slurm test-gpu bench-gpu golden honesty fuzz faults kills lint format bench bench-quick bench-clips bench-index bench-scale bench-training bench-detectors bench-preflight bench-pipeline bench-coverage bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
+.PHONY: help setup setup-mlflow setup-detectors setup-app setup-docs docs demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-app test-slurm test-gpu bench-gpu golden honesty fuzz faults kills lint format bench bench-quick bench-clips bench-index bench-scale bench-training bench-detectors bench-preflight bench-pipeline bench-coverage bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -76,6 +77,16 @@ setup-app: $(APP_STAMP)  ## Add to .venv what the page for verdicts and provenan
 $(APP_STAMP): $(STAMP) requirements-app.lock
 	@$(call install,--requirement requirements.lock --requirement requirements-app.lock)
 	@touch $@
+
+setup-docs: $(DOCS_STAMP)  ## Add MkDocs to .venv
+
+$(DOCS_STAMP): $(STAMP) requirements-docs.lock
+	@$(call install,--requirement requirements.lock --requirement requirements-docs.lock)
+	@touch $@
+
+docs: setup-docs  ## Build the documentation with its reference: build/docs/index.html, which opens offline
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
+	@echo build/docs/index.html
 
 demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus, show where the report is, and judge one video
 	$(RUN) run_notebooks.py --params params/demo.yaml
@@ -209,14 +220,15 @@ bench-pipeline: $(STAMP)  ## Measure what running notebooks costs beside bare pa
 index-kills: $(STAMP)  ## Kill an index of 10,000 files again and again; the outcome must not change
 	$(RUN) -m pytest -m long tests/corpus/test_index_scale.py
 
-lock:  ## Resolve the newest allowed versions anew into requirements.lock and the locks of MLflow, detectors and the app
+lock:  ## Resolve the newest allowed versions anew into requirements.lock and the locks of MLflow, detectors, the app and the site
 	rm -rf build/lock && mkdir -p build/lock
-	$(call resolve,all,workbench$(comma)dev$(comma)mlflow$(comma)detectors$(comma)app,$(OLDEST_PYTHON) $(PINNED))
+	$(call resolve,all,workbench$(comma)dev$(comma)mlflow$(comma)detectors$(comma)app$(comma)docs,$(OLDEST_PYTHON) $(PINNED))
 	# The same versions without what is optional: MLflow would bring pandas into every process.
 	$(call resolve,base,workbench$(comma)dev,--constraint build/lock/all.txt)
 	$(call resolve,mlflow,workbench$(comma)dev$(comma)mlflow,--constraint build/lock/all.txt)
 	$(call resolve,detectors,workbench$(comma)dev$(comma)detectors,--constraint build/lock/all.txt)
 	$(call resolve,app,workbench$(comma)dev$(comma)app,--constraint build/lock/all.txt)
+	$(call resolve,docs,workbench$(comma)dev$(comma)docs,--constraint build/lock/all.txt)
 	echo "# Every package FVC runs and is tested with. Made by: make lock" > requirements.lock
 	cat build/lock/base.txt >> requirements.lock
 	# Debian 12 has Python 3.11.2, and some packages want 3.11.5: then name an older version in OLDEST_PYTHON.
@@ -229,6 +241,8 @@ lock:  ## Resolve the newest allowed versions anew into requirements.lock and th
 	LC_ALL=C comm -13 build/lock/base.txt build/lock/detectors.txt | grep -v '^nvidia-' >> requirements-detectors.lock
 	echo "# What the page and provenance bring beside requirements.lock. Made by: make lock" > requirements-app.lock
 	LC_ALL=C comm -13 build/lock/base.txt build/lock/app.txt >> requirements-app.lock
+	echo "# What the site of the documentation brings beside requirements.lock. Made by: make lock" > requirements-docs.lock
+	LC_ALL=C comm -13 build/lock/base.txt build/lock/docs.txt >> requirements-docs.lock
 
 clean:  ## Remove the environment and tool caches; runs, data and clips stay
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
