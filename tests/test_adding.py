@@ -162,6 +162,7 @@ def run_programs(folder: Path) -> None:
     (folder / "printed.json").write_text(json.dumps(printed))
 
 
+@pytest.mark.slow
 def test_what_is_added_is_found_and_used_by_its_file_alone(tmp_path):
     """In a process that has loaded all but ours."""
     # With compiled modules, which save half a second, but not those that are being written.

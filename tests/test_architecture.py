@@ -111,6 +111,7 @@ def loaded_too_early(checks: list[tuple[str, tuple[str, ...]]]) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_no_start_and_no_early_stage_loads_what_learns():
     """Each package takes a second to load, in every kernel."""
     early = [(name, ("torch", "sklearn", "nbconvert")) for name in STAGES_BEFORE_LEARNING]
@@ -156,6 +157,7 @@ def test_dotted_names_in_docstrings_are_of_something_that_is_there():
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_a_message_with_a_command_has_it_as_it_can_be_typed():
     """Commands are made by ``command_text`` for any folder and run; the headline fills in runs of missing controls."""
     filled_in = {"services/tasks.py", "analysis/read/headline.py"}

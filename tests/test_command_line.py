@@ -108,7 +108,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, monkeypatch):
         ({"model_weights": "absent.pth"}, "absent.pth"),
         ({"model": "efficientnet_lite0", "tune": "last:99"}, "last:99"),
         ({"model": "frame_cnn", "head": "gru"}, "frame_cnn"),
-        ({"model": "dinov2_small", "tune": "head"}, "dinov2_small"),
+        pytest.param({"model": "dinov2_small", "tune": "head"}, "dinov2_small", marks=pytest.mark.slow),
         ({"mixup_alpha": 0.4}, "mix"),
         ({"freeze_backbone_epochs": 2}, "freeze_backbone_epochs"),
         ({"model": f"{__file__}:Broken"}, "TypeError"),

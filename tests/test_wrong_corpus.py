@@ -83,14 +83,6 @@ def test_a_wrong_corpus_is_refused_before_anything_is_written_or_tried_out(name,
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("task", ["image", "video_text"])
-def test_an_empty_folder_is_no_corpus_of_another_task_either(task, call, tmp_path):
-    done = call("-p", "task", task, "-p", "corpus", str(corpus_of(tmp_path / "corpus", [], [])))
-    assert done.exit_code == 2, done.output
-    assert str(tmp_path / "corpus") in error_of(done)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(("protocol", "code"), [("official", 3), ("kfold", 0)])
 def test_a_protocol_that_needs_parts_is_refused_where_there_are_none(protocol, code, call, tmp_path):
     touch(tmp_path / "corpus", *(f"{label}/{number}.mp4" for label in ("real", "fake") for number in range(5)))

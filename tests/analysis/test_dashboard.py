@@ -93,6 +93,7 @@ def test_the_figures_follow_the_selection(runs: list[RunPaths]) -> None:
     assert board.choose(runs=(runs[2],)).detailed == runs[2]
 
 
+@pytest.mark.slow
 def test_widgets_redraw_the_panels_that_follow_them_and_no_other(board: Dashboard, runs: list[RunPaths]) -> None:
     widgets = board.widgets
     widgets["smoothing"].value = 0.5

@@ -1,6 +1,5 @@
 """Every figure states a finding, its sample size and its axes, treats names as text, and says when it is empty."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from fvc_lib.analysis.read.runs import read_tables
 from fvc_lib.services import tables
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis import task_runs
-from tests.analysis.memory_story import StoryWriter, memory_of, troubled_run
+from tests.analysis.memory_story import memory_of, troubled_run
 
 IMAGES = task_runs.images_of()
 TARGETS = task_runs.targets_of(IMAGES)
@@ -179,11 +178,6 @@ def test_targets_stand_worst_first_each_with_its_own_controls() -> None:
 # --- Logs
 
 
-@pytest.fixture
-def story(tmp_path: Path) -> StoryWriter:
-    return StoryWriter(RunPaths(tmp_path / "e" / "run_x"))
-
-
 def test_peaks_are_the_highest_of_all_folds_with_their_range_and_the_budget(tmp_path: Path) -> None:
     found = memory_of(troubled_run(tmp_path / "e" / "run_x"))
     figure = logs.phase_peaks_figure(found)
@@ -201,20 +195,6 @@ def test_peaks_are_the_highest_of_all_folds_with_their_range_and_the_budget(tmp_
     assert title(logs.growth_figure(found)).startswith("Memory leaks: 92.0 MB more with every epoch")
 
 
-def test_a_long_log_is_thinned_and_keeps_its_peak(story: StoryWriter) -> None:
-    path = story.run.memory("04_fold_training", 0)
-    path.parent.mkdir(parents=True)
-    used = [500 + second % 7 for second in range(9_000)] + [900]
-    lines = [
-        json.dumps({"timestamp": second, "elapsed_seconds": second, "phase": "train", "rss_mb": each})
-        for second, each in enumerate(used)
-    ]
-    path.write_text("\n".join(lines) + "\n")
-    (line,) = logs.stage_timeline_figure(memory_of(story.run)).data
-    assert len(line.x) <= 3000
-    assert (max(line.y), min(line.y)) == (900, 503)  # the highest of four neighbours
-
-
 # --- Images, videos and texts
 
 
@@ -225,18 +205,6 @@ def test_every_field_of_the_matrix_is_counted() -> None:
     assert np.array(figure.data[0].z).tolist() == [[0.5, 0.5, 0], [0, 1, 0], [1, 0, 0]]
     assert np.array(figure.data[0].text).tolist() == [["1", "1", ""], ["", "1", ""], ["2", "", ""]]
     assert title(figure) == "40.0% of the test images are recognised"
-
-
-def test_predicted_numbers_stand_in_their_unit_with_the_mean() -> None:
-    figure = tasks.target_scatter_figure(NUMBERS, RESULTS, MEANS)
-    assert title(figure) == "calories: off by 16.0 [14.0, 18.0] kcal on average"
-    assert figure.layout.xaxis.title.text == "True calories (kcal)"
-    assert figure.layout.xaxis2.title.text == "True mass (g)"
-    drawn = [trace.y[0] for trace in figure.data if trace.name == "Mean predictor"]
-    assert drawn == pytest.approx([MEANS["calories"], MEANS["mass"]])
-    training = IMAGES.filter(part="train")["image_id"]
-    known = TARGETS.filter(pl.col("image_id").is_in(training.implode()), target="mass")
-    assert MEANS["mass"] == pytest.approx(known["value"].mean())
 
 
 NUMBER = 60
@@ -287,18 +255,3 @@ def test_ties_tell_which_feature_follows_what(tied):
         None,
         1,
     )
-
-
-def test_the_figure_names_what_differs_most_and_leaves_out_what_nobody_has(tied):
-    features, _ = tied
-    columns = {name: (name, "unit") for name in ("a_label_mean", "a_noise_mean", "a_none_mean")}
-    figure = corpus.family_figure(features, "a", columns)
-    assert "a: real and fake videos differ most in a_label_mean, AUC 1.000 [" in figure.layout.title.text.replace(
-        "<br>", " "
-    )
-    assert len(figure.data) == 4
-    assert figure.data[0].median[0] == pytest.approx(
-        features.filter(pl.col("label") == "real")["a_label_mean"].median(), rel=1e-6
-    )
-    assert "nothing to show" in corpus.family_figure(features, "a", {"a_none_mean": ("none", "unit")}).layout.title.text
-    assert "nothing to show" in corpus.family_figure(features.head(0), "a", columns).layout.title.text

@@ -5,7 +5,6 @@ from html import unescape
 import duckdb
 import polars as pl
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from fvc_lib.analysis.pages.display import HtmlTable, only_shows
 from fvc_lib.analysis.wording import (
@@ -16,7 +15,8 @@ from fvc_lib.analysis.wording import (
     number_text,
 )
 
-HOSTILE = ["<script>alert(1)</script>", "a'b\"c", "x\ny", "&lt;", "]]>", "{{ 7*7 }}"]
+HOSTILE = ["<script>alert(1)</script>", "a'b\"c", "&lt;", "]]>", "{{ 7*7 }}", "<!--", "&#0;", "&amp;lt;",
+           "</td>", "<b", "\\u003c", "''", "é漢😀", "`${x}`", "javascript:alert(1)", "x"]  # fmt: skip
 
 
 def rows_of(table: HtmlTable) -> list[list[str]]:
@@ -24,12 +24,9 @@ def rows_of(table: HtmlTable) -> list[list[str]]:
     return [[unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)] for row in rows]
 
 
-@given(st.lists(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=12)), min_size=1, max_size=6))
-@settings(max_examples=8, deadline=None)
-def test_any_text_is_shown_as_text(values: list[str]) -> None:
-    values = [value for value in values if value.isprintable() and value == " ".join(value.split())] or ["x"]
-    table = HtmlTable(pl.DataFrame({"<b>": values}), caption="<i>caption")
-    assert [row[0] for row in rows_of(table)[1:]] == values
+def test_any_text_is_shown_as_text() -> None:
+    table = HtmlTable(pl.DataFrame({"<b>": HOSTILE}), caption="<i>caption")
+    assert [row[0] for row in rows_of(table)[1:]] == HOSTILE
     tags = set(re.findall(r"<([a-z]+)", table._repr_html_()))
     assert tags == {"table", "caption", "thead", "tbody", "tr", "th", "td"}
 

@@ -11,7 +11,6 @@ from fvc_lib.analysis.memory import (
     judged_growth,
     memory_facts,
     out_of_memory_sentence,
-    prediction_sentence,
 )
 from fvc_lib.analysis.read import queries
 from fvc_lib.services.memory import DeviceMemory
@@ -120,25 +119,7 @@ def test_an_accelerator_is_told_from_the_process_it_belongs_to(run: RunPaths) ->
     assert found.predictions.select("place", "measured_mb").rows() == [("cuda:0", 6000)]
 
 
-def test_a_prediction_is_compared_with_training_and_validation_only(run: RunPaths) -> None:
-    writer = StoryWriter(run).sample(1500, "setup").event("preflight", predicted_peak_mb=900.0, used_mb=1.0)
-    writer.sample(800, "train").sample(1000, "validation").sample(1900, "test")
-    row = memory_of(run).predictions.row(0, named=True)
-    assert (row["predicted_mb"], row["measured_mb"], row["error_percent"]) == (900, 1000, -10)
-    assert "10% below the measured peak" in prediction_sentence(memory_of(run))
-
-
 # --- Growth
-
-
-def test_growth_is_judged_for_each_training_of_each_attempt(troubled: MemoryFindings) -> None:
-    leaks = troubled.growth.filter(verdict="leak")
-    assert leaks.select("fold", "phase").rows() == [(0, "train")]
-    assert leaks["slope_mb"].item() == pytest.approx(92)
-    others = troubled.growth.filter(pl.col("fold") == 1)
-    assert set(others.select("attempt", "phase", "verdict").rows()) == {
-        (1, "train", "too few epochs"), (2, "train", "no leak"), (2, "control_train", "no leak"),
-    }  # fmt: skip
 
 
 def judged(*levels_mb: float) -> tuple[int, float | None, float | None, str]:

@@ -1,4 +1,3 @@
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -59,15 +58,6 @@ def test_memory_peaks_and_the_folds_metrics_are_those_on_record(run: RunPaths) -
         assert stored.filter(scope=f"fold_{fold}")["value"].item() == value
 
 
-def test_index_counts_agree_with_counting_by_hand(run: RunPaths) -> None:
-    real = tables.read_table(run.index, tables.INDEX).filter(codec="vp9", label="real")
-    rows = queries.index_counts(run, "codec").frame.filter(value="vp9", label="real").rows()
-    assert rows == [("real", "vp9", real.height, real["group_id"].n_unique())]
-    for by in ("platform", "size"):
-        assert queries.index_counts(run, by).frame["num_videos"].sum() == 96
-    assert "not known" in queries.index_counts(run, "platform").frame["value"].to_list()
-
-
 def test_an_empty_run_gives_empty_answers(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "e" / "run_x")
     frames = [
@@ -80,6 +70,7 @@ def test_an_empty_run_gives_empty_answers(tmp_path: Path) -> None:
     assert queries.learning_curves([]).frame.is_empty()
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_id_are_never_counted_as_one(make_run: Callable[..., RunPaths]) -> None:
     first, second = make_run(experiment="one"), make_run(experiment="two", seed=1)
     names = [str(first.root), str(second.root)]
@@ -118,31 +109,6 @@ def test_run_folders_with_hostile_names_are_read_like_any_other(make_run: Callab
 
 
 # --- Logs, line by line
-
-
-def metric_line(step: int = 1, **changes: object) -> bytes:
-    row = {"run_id": "r", "ts": 1.5, "step": step, "epoch": 0, "phase": "train", "metric": "loss", "value": 0.25}
-    return json.dumps({**row, "flag": None, "fold": 0, "attempt": 1, **changes}).encode()
-
-
-BROKEN = [
-    metric_line()[:40], b"\0" * 300, metric_line(2) + metric_line(3), b"\0\0" + metric_line(4), b"[1, 2]", b'"text"',
-    b"null", b"{}", b"\xff\xfe{", metric_line(5, value=None), metric_line(6, phase=None),
-]  # fmt: skip
-ODD = [metric_line(7, flag="nan", value=None), b"   \t ", b""]
-
-
-@given(st.lists(st.one_of(st.sampled_from([*BROKEN, *ODD]), st.integers(8, 10**12).map(metric_line)), max_size=12))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_good_lines_are_kept_and_bad_ones_counted(tmp_path: Path, written: list[bytes]) -> None:
-    run = RunPaths(tmp_path / "e" / "run_x")
-    run.metrics("stage").parent.mkdir(parents=True, exist_ok=True)
-    run.metrics("stage").write_bytes(b"\n".join(written))
-    answer = queries.learning_curves([run])
-    good = {json.loads(line)["step"] for line in written if line.strip() and line not in BROKEN}
-    assert answer.frame["step"].to_list() == sorted(good)
-    bad = sum(line in BROKEN for line in written)
-    assert [note.split(" ")[0] for note in answer.notes] == ([str(bad)] if bad else [])
 
 
 FRAMES = {"numbers": pl.DataFrame({"n": [1, 2, 3], "text": ["a", None, "<script>'"]})}

@@ -16,7 +16,7 @@ from fvc_lib.analysis.figures.logs import learning_curves_figure
 from fvc_lib.analysis.figures.results import controls_figure
 from fvc_lib.analysis.figures.roc_and_calibration import roc_figure
 from fvc_lib.analysis.pages.display import figure_bundle
-from fvc_lib.analysis.pages.report import provenance_html, write_report, write_run_report, write_runs_index
+from fvc_lib.analysis.pages.report import write_report, write_run_report, write_runs_index
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.services.atomic_files import write_json
@@ -152,46 +152,6 @@ def test_the_index_lists_every_run_and_links_what_is_there(make_run: Callable[..
 
 
 # --- Provenance
-
-ATTEMPT = {
-    "started_utc": "2026-01-02T03:04:05Z",
-    "command": "python run_notebooks.py -p corpus '<b>x</b>'",
-    "code": {"commit": "a" * 40, "branch": "main", "changed_since_commit": True, "left_out": ["big.py (2.0 MB)"]},
-    "versions": {"python": "3.11.7", "python_build": "CPython main", "torch": "2.13.0", "torchvision": None},
-    "hardware": {
-        "host": "node1", "cores": 8, "omp_num_threads": "4", "memory_bytes": 64 * 10**9,
-        "memory_limit_bytes": 8 * 10**9, "memory_limit_from": "SLURM_MEM_PER_NODE", "gpus": ["NVIDIA H200"],
-    },
-    "slurm": {"job_id": "12", "array_task_id": "3"},
-}  # fmt: skip
-
-
-def provenance_of(run: RunPaths, *attempts: object, **more: object) -> str:
-    run.run_json.write_text(json.dumps({"attempts": attempts, **more}))
-    return provenance_html(run)
-
-
-def test_code_machine_and_the_commands_that_repeat_it_are_shown(run):
-    run.code_patch.write_text("diff")
-    html = provenance_of(run, ATTEMPT, repeat=["git checkout aaa", "python run_notebooks.py --params '<p>.yaml'"])
-    for text in (
-        "a" * 40, 'href="code.patch"', "big.py (2.0 MB)", "node1", "<dt>Cores</dt><dd>8</dd>", "NVIDIA H200",
-        "64.00 GB", "8.00 GB", "SLURM_MEM_PER_NODE", "<dt>Job id</dt><dd>12</dd>", "<dd>3.11.7</dd>", "not installed",
-        '<pre id="repeat">git checkout aaa &amp;&amp;\npython run_notebooks.py --params &#39;&lt;p&gt;',
-    ):  # fmt: skip
-        assert text in html, text
-    assert "<b>x" not in html
-    assert "attempts</h3>" not in html
-
-
-def test_the_machine_is_the_first_job_s_and_attempts_tell_what_differs(run):
-    login = {**ATTEMPT, "submits": True, "slurm": None, "hardware": {"host": "login", "cores": 2, "processor": "Old"}}
-    second = {**ATTEMPT, "differs": {"torch": ["2.12.0", "2.13.0"]}, "code_differs": {"commit": ["c" * 40, None]}}
-    html = provenance_of(run, login, second, ATTEMPT)
-    assert "<dt>Cores</dt><dd>8</dd>" in html
-    assert "Old" not in html
-    assert "<h3>3 attempts</h3>" in html
-    assert f"torch: 2.12.0 → 2.13.0; commit: {'c' * 12} → None" in html
 
 
 # --- The list of all runs

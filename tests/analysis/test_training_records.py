@@ -1,7 +1,5 @@
 import fcntl
-import json
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -10,7 +8,6 @@ from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.runs import GONE, read_tables, run_status
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json
-from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 
 TRAINING = {
@@ -60,29 +57,6 @@ def test_a_torn_record_is_noted_and_the_others_are_read(run: RunPaths, content: 
     assert answer.frame["fold"].to_list() == [0]
     assert "fold_1" in answer.notes[0]
     assert "holds no finished training" in answer.notes[0]
-
-
-def with_parameters(run: RunPaths, name: str, **changes: Any) -> RunPaths:
-    other = RunPaths(run.root.with_name(name))
-    other.root.mkdir(parents=True, exist_ok=True)
-    other.params_yaml.write_text(RunConfig(**changes).to_yaml())
-    return other
-
-
-def test_only_parameters_that_differ_are_shown_in_the_order_of_the_runs(run: RunPaths) -> None:
-    first = with_parameters(run, "run_b", epochs=3, runs_dir="x")
-    second = with_parameters(run, "run_a", epochs=20, augmentations=("noise", "flip"), runs_dir="y")
-    answer = queries.parameter_differences([first, second])
-    rows = answer.frame.filter(answer.frame["parameter"] != "augmentations").rows()
-    assert rows == [
-        ("epochs", "run_b", "3", True),
-        ("epochs", "run_a", "20", True),
-        ("runs_dir", "run_b", "x", False),
-        ("runs_dir", "run_a", "y", False),
-    ]
-    assert answer.frame.row(1)[:3] == ("augmentations", "run_a", json.dumps(["noise", "flip"]))
-    assert queries.parameter_differences([first, first]).frame.is_empty()
-    assert queries.parameter_differences([first]).frame.is_empty()
 
 
 def test_a_foreign_table_is_left_out_and_named(tmp_path: Path) -> None:

@@ -18,11 +18,10 @@ from fvc_lib.analysis.pages.report import write_report
 from tests.browser.chromium import WINDOW
 from tests.browser.conftest import OpenPage
 from tests.browser.offline import draw_all, figures, flaws, settle
-from tests.browser.runs import FOREIGN, HOSTILE, Runs
+from tests.browser.runs import HOSTILE, Runs
 
 pytestmark = pytest.mark.long
 PHONE = (390, 844)
-PAPER = (688, 900)  # A4 less the margins of the style sheet, in CSS pixels
 
 
 def resize(page: Any, window: tuple[int, int]) -> None:
@@ -45,36 +44,6 @@ def test_a_page_is_drawn_fits_its_window_and_shows_names_as_text(open_page: Open
     assert watched.trouble() == []
     assert "alert(" in text
     assert not is_report or all(hostile in text for hostile in HOSTILE[:3])
-
-
-def test_a_printed_report_shows_every_section_and_every_figure_unclipped(open_page: OpenPage, runs, tmp_path) -> None:
-    watched = open_page(runs.shown.report_html)
-    watched.page.pdf(path=tmp_path / "report.pdf", prefer_css_page_size=True)  # nobody has scrolled or opened anything
-    assert watched.page.locator("details.section:not([open])").count() == 0
-    assert all(figure["width"] > 0 for figure in figures(watched.page))
-    watched.page.emulate_media(media="print")
-    resize(watched.page, PAPER)
-    assert flaws(watched.page, on_paper=True) == []
-    assert not watched.page.locator("nav.sections").is_visible()
-    assert watched.trouble() == []
-
-
-def test_links_between_the_pages_lead_where_they_say(open_page: OpenPage, runs: Runs) -> None:
-    """Also into folders whose names are markup, or no UTF-8."""
-    watched = open_page(runs.folder / "index.html")
-    page = watched.page
-    assert page.locator("a").count() == 2  # the report of the shown and of the copied run
-    for number, run in enumerate((runs.shown, runs.copied)):
-        row = page.locator("tr", has_text=FOREIGN[:4] if number else "img src")
-        row.locator("a").first.click()
-        page.wait_for_url(run.report_html.as_uri())
-        page.locator("header a", has_text="all runs").click()
-        page.wait_for_url((runs.folder / "index.html").as_uri())
-    page.goto(runs.shown.report_html.as_uri())
-    section = page.locator("nav.sections a").last
-    section.click()
-    page.wait_for_function("id => document.querySelector(id).open", arg=section.get_attribute("href"))
-    assert watched.trouble() == []
 
 
 @pytest.fixture

@@ -157,21 +157,6 @@ def test_nutrition5k_gives_every_frame_its_dish(tmp_path: Path) -> None:
     assert reasons(listing) == {"not_listed": 2, "no_picture": 1}  # dish_3 in no list, dish_9 in no table, dish_5
 
 
-def test_broken_rows_of_nutrition5k_are_named_with_file_and_row(tmp_path: Path) -> None:
-    broken = [("a lot", 1, 2, 3, 4), (1, -2, 3, 4, 5), (1, 2, "nan", 4, 5)]
-    rows = [dish_row("d1"), *(dish_row(f"d{number}", row) for number, row in enumerate(broken, start=2)), "d5,1,2,3"]
-    rows += [dish_row("d6"), dish_row("d7"), "", dish_row("d8") + ",ingr_99,half an ingredient"]
-    again = [dish_row("d6", (1, 2, 3, 4, 5)), dish_row("d7")]
-    dishes = [f"d{number}" for number in range(1, 9)]
-    listing = listed(write_nutrition5k(tmp_path, rows, again, pictures=dict.fromkeys(dishes, 1)))
-    assert sorted(str(image.stated_group) for image in listing.images) == ["d1", "d6", "d7", "d8"]
-    rejected = listing.rejections.frame().filter(pl.col("row").is_not_null()).sort("path", "row")
-    assert [(Path(path).name, *rest) for path, *rest in rejected.select("path", "row", "reason").rows()] == [
-        *(("dish_metadata_cafe1.csv", row, "malformed_row") for row in (2, 3, 4, 5)),
-        *(("dish_metadata_cafe2.csv", row, "duplicate_path") for row in (1, 2)),
-    ]
-
-
 def test_a_dish_in_both_official_lists_stops_the_run(tmp_path: Path) -> None:
     lists, rows = {"train": ["d1", "d2"], "test": ["d2"]}, [dish_row("d1"), dish_row("d2")]
     corpus = write_nutrition5k(tmp_path, rows, lists=lists, pictures={"d1": 1, "d2": 1})

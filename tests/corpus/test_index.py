@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,15 +22,13 @@ import pytest
 from hypothesis import given, strategies as st
 from PIL import Image
 
-from fvc_lib.corpus import index
 from fvc_lib.corpus.index import trial_groups, video_ids
-from fvc_lib.corpus.probing import VIDEO_FILES, probe_file
+from fvc_lib.corpus.probing import probe_file
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services.atomic_files import path_from_text, sha256_of_file
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, REJECTED, read_table, write_table
 from fvc_lib.tasks.decoding import FileToScore, item_to_decode
@@ -186,35 +184,6 @@ def test_a_file_that_fails_is_a_row_with_a_reason_and_names_may_have_any_bytes(
     assert known == 11 + sum(reason not in {"unreadable", "unknown_extension"} for reason in made.rejected["reason"])
 
 
-PROBE = """
-import ctypes, os, time
-from fvc_lib.corpus.probing import probe_file
-def probe(path):
-    name = os.path.basename(path)
-    if "crash" in name: ctypes.string_at(0)
-    if "hang" in name: time.sleep(1000)
-    return probe_file(path)
-"""
-
-
-def test_a_crash_and_a_hang_cost_one_file_each(
-    tmp_path: Path, make_video: MakeVideo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpus = tmp_path / "corpus"
-    for seed, name in enumerate(("real/good.mp4", "real/crash.mp4", "fake/good.mp4", "fake/hang.mp4")):
-        make_video(corpus / name, seed)
-    (tmp_path / "odd_probe.py").write_text(PROBE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with monkeypatch.context() as patch:
-        patch.setattr(index, "VIDEO_FILES", replace(VIDEO_FILES, function="odd_probe:probe", timeout_seconds=2.0))
-        made = index_of(corpus, tmp_path / "out", workers=2)
-    assert set(made.index["path"]) == {"real/good.mp4", "fake/good.mp4"}
-    assert by_path(made.rejected, "reason") == {"real/crash.mp4": "crashed", "fake/hang.mp4": "timeout"}
-    # Neither is remembered: another day, another decoder version, it may work.
-    again = index_of(corpus, tmp_path / "out")
-    assert (again.index.height, again.report.num_known) == (4, 2)
-
-
 @pytest.mark.fault(7)
 def test_one_label_alone_or_too_many_lost_is_refused_after_the_tables_are_written(corpus: Path, tmp_path: Path) -> None:
     (corpus / "real/bad.mp4").touch()
@@ -265,8 +234,6 @@ def test_video_ids_are_distinct_prefixes(contents: list[str], length: int) -> No
     assert all(content.startswith(own) and len(own) >= length for content, own in ids.items())
     assert video_ids(reversed(contents), length) == ids
 
-
-LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
 
 # What each file of media/broken is, by the first part of its name: how its index row counts it, or "used".
 BROKEN = {
@@ -330,51 +297,6 @@ def test_every_broken_file_has_the_row_it_should(shared: Path, two_good: Path, t
     assert len(rows) == len(BROKEN) + 2
     for detail in made.rejected["detail"]:
         assert re.fullmatch(r".{10,}\. .{10,}[.!]", detail, re.DOTALL), detail  # what it is, and what to do
-
-
-@pytest.mark.fault(7)
-def test_absurd_frame_sizes_are_rejected_without_taking_memory(tmp_path: Path, make_video: MakeVideo) -> None:
-    """Frames of 65,535 pixels a side; ffmpeg itself declines them, with the word for damage."""
-    mp4 = make_video(tmp_path / "a.mp4", 1).read_bytes()
-    entry = mp4.index(b"avc1", mp4.index(b"stsd"))
-    claims = {
-        "entry.mp4": mp4[: entry + 28] + b"\xff" * 4 + mp4[entry + 32 :],
-        "screen.gif": b"GIF89a" + b"\xff" * 4 + bytes(3) + b"\x2c" + struct.pack("<HHHH", 0, 0, 65_535, 65_535)
-        + b"\x00\x02\x02\x44\x01\x00\x3b",
-    }  # fmt: skip
-    for name, content in claims.items():
-        (tmp_path / name).write_bytes(content)
-    for answer in run_isolated(
-        "fvc_lib.corpus.probing:probe_file", [str(tmp_path / name) for name in claims], workers=1
-    ):
-        assert answer.value["reason"] in {"corrupt", "refused"}, answer
-
-
-IMPOSTORS = {
-    "lfs.mp4": (LFS_POINTER, "git lfs pull"),
-    "page.mp4": (b"\n<!DOCTYPE html>\n<title>Not found</title>" * 9, "web page"),
-    "s3.mp4": (b'<?xml version="1.0"?>\n<Error><Code>NoSuchKey</Code></Error>', "error message"),
-    "bom.mp4": (b"\xef\xbb\xbf<!DOCTYPE html><html>", "web page"),
-    "error.mp4": (b'{"error": "video is private"}', "text"),
-    "list.mp4": (b"#EXTM3U\n#EXTINF:9,\nhttp://127.0.0.1:1/a.ts\n", "playlist"),
-    "packed.mp4": (b"PK\3\4" + bytes(99), "archive"),
-    "tar.mp4": (b"a" + bytes(256) + b"ustar" + bytes(800), "archive"),
-    "segment.m4s": (b"\0\0\0\x10styp" + bytes(90), "segment"),
-    "unfinished.mp4": (b"\0\0\0\x10ftypisom\0\0\0\0\0\0\xff\xffmdat" + bytes(900), "moov"),
-    "zeros.mp4": (bytes(5000), "zeros"),
-    "empty.mp4": (b"", "empty"),
-}
-
-
-@pytest.mark.fault(9)
-def test_what_is_no_video_is_called_what_it_is(two_good: Path, tmp_path: Path) -> None:
-    for name, (content, _) in IMPOSTORS.items():
-        (two_good / "real" / name).write_bytes(content)
-    made = index_of(two_good, tmp_path / "out", max_rejected_share=1.0)
-    assert made.index.height == 2
-    assert set(made.rejected["reason"]) == {"unreadable"}
-    details = by_path(made.rejected, "detail")
-    assert [name for name, (_, said) in IMPOSTORS.items() if said not in details[f"real/{name}"]] == []
 
 
 def test_an_image_sequence_pattern_opens_one_file_only(tmp_path: Path, make_video: MakeVideo) -> None:

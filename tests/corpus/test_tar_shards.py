@@ -1,6 +1,5 @@
 """Tars in WebDataset's layout, and pictures that are frames: what is read as one video, and what is refused."""
 
-import gzip
 import io
 import json
 import pickle
@@ -114,15 +113,6 @@ def test_a_tar_that_is_cut_gives_the_samples_before_the_cut(tars):
     ]
     assert "1 tars cannot be read, or not to their end: 'a-000.tar'" in listing.notes[0]
     assert len(decode_clip(listing.root / "a-000.tar/x/s0.mp4", 3, 16).frames) == 3
-
-
-def test_compressed_tars_are_refused_with_what_to_do_and_stop_no_other(tars):
-    (tars / "b.tar").write_bytes(gzip.compress((tars / "a-000.tar").read_bytes()))
-    (tars / "c.tar.gz").write_bytes((tars / "b.tar").read_bytes())
-    listing = read_corpus(tars, label_map={"1": "fake", "0": "real"})
-    assert len(listing.entries) == 4
-    details = dict(listing.rejected.select("path", "detail").iter_rows())
-    assert all("is compressed" in details[name] and "gunzip" in details[name] for name in ("b.tar", "c.tar.gz"))
 
 
 @pytest.mark.parametrize(

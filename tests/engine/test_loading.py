@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from fvc_lib.engine.loading import MAX_RESTARTS, LoaderDiedError, PlannedBatch, load_batches, load_planned
+from fvc_lib.engine.loading import MAX_RESTARTS, LoaderDiedError, load_batches
 from fvc_lib.engine.task import Sample
 
 # A process that is killed while it sends a batch leaves an open socket to the garbage collector.
@@ -96,20 +96,3 @@ class Drawn:
     def __getitem__(self, index):
         tensors = {"number": torch.tensor(100 * self.epoch + index), "process": torch.tensor(os.getpid())}
         return Sample(f"s{index}", tensors)
-
-
-def test_the_same_processes_load_every_pass_and_epoch_of_a_plan(tmp_path):
-    passes = [
-        [PlannedBatch(0, epoch, [5, epoch]), PlannedBatch(1, None, [2]), PlannedBatch(1, None, [])]
-        for epoch in range(3)
-    ]
-    plan = [batch for planned in passes for batch in planned]
-    wanted = [[100 * b.epoch + n for n in b.samples] if b.epoch is not None else b.samples for b in plan]
-    seen = {}
-    for workers in (0, 2):
-        batches = list(load_planned([Drawn(), Numbers(tmp_path)], iter(plan), num_workers=workers))
-        assert [batch.tensors["number"].tolist() if len(batch) else [] for batch in batches] == wanted
-        seen[workers] = {pid for batch in batches for pid in batch.tensors.get("process", torch.tensor([])).tolist()}
-    assert seen[0] == {os.getpid()}
-    assert len(seen[2]) == 2
-    assert os.getpid() not in seen[2]

@@ -44,6 +44,7 @@ def run(tmp_path, *ranks, **options):
     return observer
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_a_dead_one_are_ended_with_its_reason(tmp_path, monkeypatch):
     monkeypatch.setattr("fvc_lib.engine.rank_processes._END_SECONDS", 0.5)
     with pytest.raises(RankEndedError, match=r"rank 1 was ended by Killed .*ranks.log"):

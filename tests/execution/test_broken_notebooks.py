@@ -138,6 +138,7 @@ def test_a_parameter_named_like_code_is_refused_everywhere(tmp_path, monkeypatch
 
 
 @pytest.mark.fault(1)
+@pytest.mark.slow
 def test_a_record_whose_writer_was_killed_shows_which_cell_was_running(tmp_path):
     write_notebook(tmp_path / "one.ipynb", ["1", "import time\ntime.sleep(600)", "2"])
     code = (

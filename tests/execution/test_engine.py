@@ -107,6 +107,7 @@ def test_a_run_that_is_worked_on_and_a_notebook_of_no_stage_are_refused(run, tmp
         execute(tmp_path, "1", stage="my_notebook")
 
 
+@pytest.mark.slow
 def test_without_any_run_one_begins(tmp_path, monkeypatch):
     monkeypatch.setenv("FVC_RUNS_DIR", str(tmp_path / "runs"))
     for stage, words in ((STAGE, "which a new run does not have"), ("01_data_index", "image_size")):

@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 # The most folds' cells that were at work at one moment, itself counted. One that has seen as many as are wanted tells
 # the others, since they may look too late, and all stay a little longer, for one too many to be seen.
 TOGETHER = """
+import os
 import time
+from fvc_lib.services.memory import memory_budget
 at_work = folder / "at_work"
 at_work.mkdir(exist_ok=True)
 (at_work / str(fold)).write_text("")
@@ -31,7 +33,7 @@ while time.monotonic() < end:
         end = min(end, time.monotonic() + 0.3)
     time.sleep(0.01)
 (at_work / str(fold)).unlink()
-output(f"folds_{{fold}}", str(most))
+output(f"folds_{{fold}}", f"{{most}} {{os.environ.get('OMP_NUM_THREADS')}} {{memory_budget().total_bytes}}")
 """
 STOPPABLE = """
 import time
@@ -73,11 +75,17 @@ def folds(make_project: Callable[..., Project], source: str, num_folds: int) -> 
     return make_project(per_fold=("folds",), folds=[source]).with_config(num_folds=num_folds)
 
 
-def test_as_many_folds_run_at_once_as_there_are_jobs_and_no_more(make_project):
-    project = folds(make_project, TOGETHER.format(seconds=PATIENCE_SECONDS, wanted=2), 3)
+def test_folds_run_at_once_as_many_as_there_are_jobs_each_with_an_equal_part_of_cores_and_memory(
+    make_project, monkeypatch
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(isolated_workers, "available_cores", lambda: 12)
+    project = folds(make_project, TOGETHER.format(seconds=PATIENCE_SECONDS, wanted=2), 3).with_config(mem_gb=6.0)
     run = project.begin()
     assert project.execute(run, jobs=2)[0] == 0
-    assert max((run.tables / f"folds_{fold}.txt").read_text() for fold in range(3)) == "2"
+    most, parts = zip(*((run.tables / f"folds_{fold}.txt").read_text().split(" ", 1) for fold in range(3)), strict=True)
+    assert max(most) == "2"
+    assert set(parts) == {"4 3000000000"}  # cores by folds, memory by jobs
     (run.tables / "folds_1.txt").unlink()
     assert [planned.task.key for planned in project.plan(run) if planned.run] == ["folds_fold_1"]
 
@@ -104,6 +112,7 @@ output(f"folds_{fold}", "whole")
     assert [p.task.key for p in project.plan(run) if p.run] == ["folds_fold_0", "folds_fold_2"]
 
 
+@pytest.mark.slow
 def test_the_first_signal_asks_every_running_task_to_save_though_it_arrives_twice(make_project, start):
     project = folds(make_project, STOPPABLE.format(handler="stop"), 3)
     run = project.begin()
@@ -162,17 +171,3 @@ def test_a_runner_killed_with_several_kernels_leaves_none_and_its_run_goes_on(ma
     status = read_status(run)
     assert status.state == "done"
     assert [stage.attempts for stage in status.stages.values()] == [2, 2, 1]
-
-
-def test_each_fold_gets_an_equal_part_of_the_cores_and_of_the_memory(make_project, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(isolated_workers, "available_cores", lambda: 12)
-    say = """
-import os
-from fvc_lib.services.memory import memory_budget
-output(f"folds_{fold}", f"{os.environ.get('OMP_NUM_THREADS')} {memory_budget().total_bytes}")
-"""
-    project = make_project(per_fold=("folds",), folds=[say]).with_config(mem_gb=6.0)
-    run = project.begin()
-    assert project.execute(run, jobs=2)[0] == 0
-    assert {path.read_text() for path in run.tables.glob("folds_*.txt")} == {"6 3000000000"}

@@ -53,6 +53,7 @@ def test_a_forced_stage_counts_as_not_finished_and_what_depends_on_it_follows(fi
 
 
 @pytest.mark.fault(49)
+@pytest.mark.slow
 def test_the_code_behind_a_notebook_repeats_it_and_other_code_does_not(make_project, monkeypatch):
     project = make_project(one=["from fvc_lib.services.errors import DataError", ONE], two=[TWO])
     run = project.begin()

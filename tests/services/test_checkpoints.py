@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -123,25 +121,3 @@ def test_a_lost_or_foreign_best_model_is_written_again(open_folder, place):
     assert best.read_bytes() == whole
     write_weights_with_digest(best, {"w": torch.zeros(3)}, {})
     assert consistent(open_folder()) == 2
-
-
-@pytest.mark.fault(24)
-@pytest.mark.long
-def test_a_checkpoint_for_which_memory_does_not_suffice_is_not_called_damaged(open_folder, place):
-    code = """
-import resource, sys
-from pathlib import Path
-from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
-from fvc_lib.services.checkpoint_files import CheckpointReadError
-folder = CheckpointFolder(Path(sys.argv[1]), CheckpointBinding({"epochs": 3, "names": ["a", "b"]}, "f" * 64))
-pages = int(Path("/proc/self/statm").read_text().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (20 << 20),) * 2)
-try:
-    folder.load()
-except CheckpointReadError as error:
-    print(error)
-"""
-    open_folder().save({"w": torch.zeros(10 << 20)}, epoch=1, step=1, best_epoch=0, best_model={})
-    done = subprocess.run([sys.executable, "-c", code, str(place)], capture_output=True, text=True, check=False)
-    assert "enough memory" in done.stdout, done.stderr
-    assert open_folder().load().step == 1

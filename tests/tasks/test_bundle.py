@@ -244,28 +244,6 @@ def test_export_writes_a_model_card_with_the_standing_first(run, tmp_path):
     assert load_detector(tmp_path / "out").standing.standing == "no result"
 
 
-def test_tables_ranges_and_features_that_no_export_writes_are_refused(copy):
-    table, record, features = (copy / name for name in ("known_videos.parquet", "bundle.json", "features.safetensors"))
-    rows, text, arrays = pl.read_parquet(table), record.read_text(), safetensors.numpy.load_file(features)
-    for column, value in (("logit", float("nan")), ("score", 2.0), ("fold", 9)):
-        rows.with_columns(pl.lit(value).alias(column)).cast({"fold": pl.Int64}).write_parquet(table)
-        refused(sealed(copy), rf"known_videos.parquet.*{column}", FvcError)
-    rows.filter(label="real").write_parquet(table)
-    refused(sealed(copy), r"known_videos.parquet has no scores of both")
-    table.write_bytes(pickle.dumps(Bomb()))
-    refused(sealed(copy), r"known_videos.parquet: cannot be read as a table", FvcError)
-    rows.write_parquet(table)
-    record.write_text(text.replace('"h264"', "-1"))
-    refused(sealed(copy), r"bundle.json, ranges.*valid string")
-    record.write_text(text)
-    safetensors.numpy.save_file({**arrays, "fold_1": arrays["fold_1"] * np.float32(np.nan)}, features)
-    refused(sealed(copy), r"features.safetensors: fold 1: wanted finite")
-    features.write_bytes(pickle.dumps(arrays))
-    refused(sealed(copy), r"features.safetensors")
-    (copy / "digests.json").write_text("[" * 200_000)
-    refused(copy, r"digests.json is missing or damaged")
-
-
 def test_another_decoder_than_the_runs_is_named(copy):
     assert not load_detector(copy).cautions
     (told,) = load_detector(edited(copy, decode_hash="0" * 64)).cautions

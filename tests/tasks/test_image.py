@@ -44,7 +44,6 @@ from fvc_lib.tasks.image.training import (
     train_images,
 )
 from fvc_lib.tasks.mixing import Mix, MixSettings, class_losses, draw_mix, mixed_pixels, mixed_target, rows_of_classes
-from fvc_lib.video.decode.still_image import StillImageError
 from tests.kits.engine_kit import stop_after
 from tests.kits.split_runs import image_results_of, image_tables, image_task, write_image_tables
 from tests.kits.training import ListLog
@@ -149,14 +148,6 @@ def test_balancing_weights_give_classes_equal_influence(corpus):
     np.testing.assert_allclose(weighted.numpy(), expected, rtol=1e-6)
 
 
-def test_a_picture_that_breaks_while_training_is_named(tmp_path):
-    data = dataset((tmp_path, *image_tables(tmp_path, (6, 3, 3))))
-    path = data.records.table["path"][2]
-    (tmp_path / path).write_bytes(b"no picture")
-    with pytest.raises(StillImageError, match=path):
-        data[2]
-
-
 def test_a_part_without_pictures_and_what_was_never_learned_are_refused(corpus):
     _, images, targets = corpus
     trained = pl.col("part") == "train"
@@ -212,17 +203,6 @@ def test_unknown_labels_give_no_gradient_at_all(corpus):
     assert all((parameter.grad == 0).all() for parameter in nothing.parameters())
 
 
-def test_what_is_not_known_cannot_spoil_a_loss_with_infinities():
-    logits = torch.tensor([[float("inf"), 0.0], [1.0, 2.0]], requires_grad=True)
-    predicted = torch.tensor([[float("nan")], [1.0]], requires_grad=True)
-    classes = class_losses(logits, torch.tensor([[0.0, 0.0], [0.0, 1.0]]))
-    loss = classes.sum() + value_losses(predicted, torch.zeros(2, 1), torch.tensor([[0.0], [1.0]])).sum()
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert logits.grad[0].tolist() == [0.0, 0.0]
-    assert predicted.grad[0].item() == 0
-
-
 def test_a_mixed_target_costs_its_parts_shares_and_numbers_are_averaged_over_those_known():
     logits = torch.randn(1, 3, generator=torch.Generator().manual_seed(1))
     alone = [class_losses(logits, F.one_hot(torch.tensor([k]), 3).float(), label_smoothing=0.1) for k in (0, 2)]
@@ -239,17 +219,6 @@ def test_a_task_of_numbers_only_and_one_of_classes_only_can_learn(corpus):
     classes = learned(image_task(root, images, targets.clear()), 4)
     assert numbers.target_head.weight.grad.abs().max() > 0
     assert classes.class_head.weight.grad.abs().max() > 0
-
-
-def test_the_task_says_which_epochs_train_what(corpus):
-    task = image_task(*corpus, freeze_backbone_epochs=1, unfreeze_stage_epochs=2)
-    model = task.build_model()
-    num_stages, counts = len(model.backbone.stages()), []
-    for epoch in (0, 1, 3, 50, 0):
-        task.begin_epoch(model, epoch)
-        counts.append(sum(all(p.requires_grad for p in stage) for stage in model.backbone.stages()))
-    assert counts == [0, 1, 2, num_stages, 0]
-    assert all(p.requires_grad for p in model.class_head.parameters())
 
 
 # Mixtures

@@ -263,19 +263,6 @@ def test_shards_in_any_number_and_order_end_in_one_calls_files_to_the_byte(pictu
     assert not list((tmp_path / "out").glob("findings.*_of_*"))
 
 
-def test_jobs_are_shown_before_anything_is_written(picture_home, tmp_path):
-    home, out = picture_home, tmp_path / "out"
-    done = predict_in(out, home / "bundle", home / "files", "--executor", "slurm", "--dry-run")
-    assert done.exit_code == 0, done.output
-    shards, last = done.output.split("==> sbatch ")[:2]
-    command = f"predict {home / 'bundle'} {out / 'asked.csv'} --out {out} --jobs 1"
-    assert f"{command} --shard\n" in shards
-    assert "--array=0,1,2,3,4\n" in shards  # five files
-    assert f"{command}\n" in last
-    assert "--dependency=afterany:<id of predictions_shards>" in done.output
-    assert not out.exists()
-
-
 def test_of_pictures_that_failed_only_those_are_remembered_that_would_fail_again(picture_home, tmp_path):
     (tmp_path / "torn.png").write_bytes(b"\x89PNG")
     files = [tmp_path / "torn.png", tmp_path / "unreadable: .png"]

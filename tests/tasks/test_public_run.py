@@ -37,6 +37,7 @@ def test_a_script_reads_a_run_and_asks_its_detector(scored_run, tmp_path: Path) 
     assert detector.worth
 
 
+@pytest.mark.slow
 def test_every_example_gives_what_it_says(scored_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but that of ``train``, which tests of whole runs show."""
     corpus = Path(str(fvc.open_run(scored_run.root).parameters["corpus"]))

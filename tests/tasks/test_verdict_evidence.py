@@ -89,6 +89,7 @@ def test_a_video_with_nothing_to_judge_gets_no_answer_and_says_why(detector, tmp
     assert not any(reason in moving["reasons"] for _, reason in shown.values())
 
 
+@pytest.mark.slow
 def test_a_page_for_each_judged_file_whole_harmless_and_not_made_twice(run, detector, tmp_path, monkeypatch):
     for name in (HOSTILE, "gone.mp4"):
         write_changed(tmp_path / name, 10, 40)

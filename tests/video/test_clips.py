@@ -20,7 +20,6 @@ from fvc_lib.video.clips.making import make_clips
 from fvc_lib.video.clips.shards import write_shards
 from fvc_lib.video.clips.store import ClipStore, contact_sheet, prune_set, stored_sets
 from fvc_lib.video.decode.clip import decode_clip
-from fvc_lib.video.reencode import reencoded
 from tests.video.conftest import filled_store, plan_of
 
 ID = "0123456789abcdef"
@@ -138,17 +137,6 @@ def test_nothing_is_deleted_through_links(store, tmp_path):
         prune_set(clip_set)
     assert (outside / "aaaa.npy").read_bytes() == b"precious"
     assert {path.name for path in store.decode_folder.iterdir()} == {"notes.txt", "augmented_" + "1" * 32}
-
-
-def test_re_encoded_videos_are_a_set_that_can_go(tmp_path, make_video):
-    store = ClipStore(tmp_path / "cache", 1, 16, AugmentationSettings(()), recipe="canonical")
-    store.note_use()
-    made = reencoded(make_video("a.mp4", 2), "canonical", store.cache_dir)
-    found = next(each for each in stored_sets(store.cache_dir) if each.kind == "reencoded")
-    assert found.settings["recipe"] == "canonical"
-    assert found.folder == made.parents[1]
-    prune_set(found)
-    assert not found.folder.exists()
 
 
 def test_rows_are_clips_and_columns_are_frames():

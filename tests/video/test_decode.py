@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from av.stream import Disposition
 from hypothesis import given, strategies as st
-from PIL import Image
 
 from fvc_lib.video.decode.clip import decode_clip, uniform_places
 from fvc_lib.video.decode.pixels import FrameSink
@@ -305,19 +304,6 @@ def test_of_stills_alone_one_is_read_and_a_cover_alone_is_no_video(tmp_path):
         path = _write_tracks(tmp_path / f"{len(kinds)}.{suffix}", kinds)
         with pytest.raises(NoVideoStream, match="cover"):
             probe_video(path)
-
-
-@pytest.mark.parametrize(("orientation", "turned"), [(1, lambda frame: frame), (3, lambda frame: frame[:, ::-1, ::-1])])
-@pytest.mark.parametrize("suffix", ["png", "jpg"])
-def test_pictures_with_exif_are_frames_and_turned_as_it_says(tmp_path, suffix, orientation, turned):
-    exif = Image.Exif()
-    exif[0x010F], exif[0x0112] = "Camera", orientation
-    for number in range(5):
-        picture = Image.fromarray(numbered_frame(number, 64, 48)).convert("RGB")
-        picture.save(tmp_path / f"{number}.{suffix}", exif=exif)
-    clip = decode_clip(tmp_path, 5)
-    assert [read_number(turned(frame)) for frame in clip.frames] == list(range(5))
-    assert set(sample_video(tmp_path).stream.frame_types) == {"I"}
 
 
 QUICK_PIXELS = 10_000_000  # all frames together
