@@ -65,10 +65,3 @@ def test_a_wrong_setting_is_refused_with_file_and_name(tmp_path, text, named):
         read_site(site_file(tmp_path, text))
     assert named in str(refused.value)
     assert str(tmp_path / "site.conf") in str(refused.value)
-
-
-def test_a_missing_file_is_named_and_the_environment_names_another(tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match=r"none\.conf"):
-        read_site(tmp_path / "none.conf")
-    monkeypatch.setenv("FVC_SITE", str(site_file(tmp_path, "CPUS=7")))
-    assert read_site().cpus == 7
