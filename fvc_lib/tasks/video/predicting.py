@@ -8,7 +8,7 @@ odds of the members are then combined.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -52,6 +52,7 @@ from fvc_lib.tasks.video.verdicts.scoring import (
     FINAL,
     FoldNetwork,
     Networks,
+    half_of_the_cores,
     name_of,
     score_clips,
 )
@@ -399,9 +400,9 @@ class VideoDetector(Predictor):
         Arguments are those of ``findings``.
         """
         networks, waiting = self.networks, dict[int, ProbeResult]()
-        with scratch_folder(networks.config) as folder, ThreadPoolExecutor(1) as threads:
+        with scratch_folder(networks.config) as folder, half_of_the_cores(), ThreadPoolExecutor(1) as threads:
             # The networks are loaded while the first file is decoded.
-            loading = threads.submit(list, map(networks.network, networks.judges if files else ()))
+            loading: Future[Any] = threads.submit(networks.load if files else list)
             clips = [folder / f"{number}.npy" for number in range(len(files))]
             looked = looked_at(networks.store, files, clips, workers=workers)
             with closing(looked) as answers:

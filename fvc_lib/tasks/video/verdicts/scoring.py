@@ -5,7 +5,7 @@ scored. The caller names the folds whose networks judge a file: a network must n
 """
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from fvc_lib.engine.device import (
 from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.decoding import FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.predicting import Trained
@@ -192,6 +193,11 @@ class Networks:
         for fold in self.folds:
             self.network(fold)
 
+    def load(self) -> None:
+        """Load the networks that judge new videos."""
+        for fold in self.judges:
+            self.network(fold)
+
     def network(self, fold: int) -> Any:
         """Return the network of ``fold`` in evaluation mode on its device, loaded at the first call.
 
@@ -219,6 +225,20 @@ class Networks:
         """The frozen trunk that the networks of a model on a trunk's features share, on its device."""
         network: Any = build_detector(self.config)
         return network.trunk.eval().to(self.compute.device)
+
+
+@contextmanager
+def half_of_the_cores() -> Iterator[None]:
+    """Let torch use half of the cores during the block, because other processes decode on them at the same time.
+
+    With a thread for each of two busy cores, the threads wait for one another: 400 frames took 134 s of processor time.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, available_cores() // 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _pooled(inputs: Tensor) -> Tensor:
