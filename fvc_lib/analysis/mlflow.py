@@ -231,43 +231,81 @@ def _markdown(text: str) -> str:
 # --- The export
 
 
-def export_run(content: RunContent, *, tracking_uri: str) -> list[str]:
-    """Export a run, finished or not, to MLflow at ``tracking_uri`` (a database or a server).
+class RunExport:
+    """Export a run to MLflow, also in steps while it is working.
 
-    Returns:
-        Lines for the terminal: the number of exported values, and notes on files that could not be read.
+    The first step creates an MLflow run with the parameters. Later steps add the metric values that are new. The last
+    step adds results and files, and removes earlier exports of the same run.
 
-    Raises:
-        UsageError: MLflow is not installed.
-        TrackingError: MLflow refused or cannot be reached. The export can be run again.
+    Args:
+        tracking_uri: address of MLflow, a database or a server.
     """
-    with connected(tracking_uri) as client:
-        experiment = experiment_id(client, content.experiment, tracking_uri)
-        earlier = list(client.search_runs([experiment], f"tags.`{RUN_KEY}` = '{content.tags[RUN_KEY]}'"))
-        _export(client, experiment, content)
-        for other in earlier:  # after the new export, so that MLflow always holds a complete one
-            client.delete_run(other.info.run_id)
-    replaced = f" in place of {count_text(len(earlier), 'earlier export')}" if earlier else ""
-    what = f"{count_text(len(content.points), 'metric value')} exported{replaced}"
-    head = f"{content.run_id}: experiment {content.experiment!r} of {shown_uri(tracking_uri)}, {what}"
-    return [head, *(f"  note: {note}" for note in content.notes)]
+
+    def __init__(self, tracking_uri: str) -> None:
+        self.tracking_uri = tracking_uri
+        self._run_id, self._earlier, self._sent = "", list[str](), set[tuple[str, int]]()
+
+    def update(self, content: RunContent) -> None:
+        """Log what is new of a run that is working.
+
+        Raises:
+            UsageError: MLflow is not installed.
+            TrackingError: MLflow refused or cannot be reached. A later call logs what is missing.
+        """
+        with connected(self.tracking_uri) as client:
+            self._log(client, content)
+
+    def finish(self, content: RunContent, bundle: Path | None = None) -> list[str]:
+        """Log what is missing, and the model as a pyfunc model if there is a ``bundle``; errors as ``update``.
+
+        Returns:
+            Lines for the terminal: the number of exported values, and notes on files that could not be read.
+        """
+        with connected(self.tracking_uri) as client:
+            self._log(client, content)
+            for name, text in content.tags.items():
+                client.set_tag(self._run_id, name, text)
+            for path in content.files:
+                client.log_artifact(self._run_id, str(path))
+            for name, text in content.tables.items():
+                client.log_text(self._run_id, text, name)
+            if bundle is not None:
+                _log_model(client, self._run_id, bundle)
+            if content.status != "RUNNING":
+                client.set_terminated(self._run_id, status=content.status, end_time=content.times[1])
+            for run_id in self._earlier:  # after the new export, so that MLflow always holds a complete one
+                client.delete_run(run_id)
+        replaced = f" in place of {count_text(len(self._earlier), 'earlier export')}" if self._earlier else ""
+        what = f"{count_text(len(content.points), 'metric value')} exported{replaced}"
+        head = f"{content.run_id}: experiment {content.experiment!r} of {shown_uri(self.tracking_uri)}, {what}"
+        return [head, *(f"  note: {note}" for note in content.notes)]
+
+    def _log(self, client: Any, content: RunContent) -> None:
+        """Create the MLflow run if it is missing, and log the points that were not logged yet."""
+        entities = importlib.import_module("mlflow.entities")
+        if not self._run_id:
+            experiment = experiment_id(client, content.experiment, self.tracking_uri)
+            known = client.search_runs([experiment], f"tags.`{RUN_KEY}` = '{content.tags[RUN_KEY]}'")
+            self._earlier = [str(run.info.run_id) for run in known]
+            begin, name = content.times[0], content.run_id[:MAX_KEY]
+            created = client.create_run(experiment, start_time=begin, tags=content.tags, run_name=name)
+            self._run_id = str(created.info.run_id)
+            params = [entities.Param(name, text) for name, text in content.params.items()]
+            client.log_batch(self._run_id, params=params)
+        new = [point for point in content.points if point[:2] not in self._sent]
+        metrics = [entities.Metric(key, value, time, step) for key, step, time, value in new]
+        client.log_batch(self._run_id, metrics=metrics)  # MLflow splits them into batches that the server accepts
+        self._sent.update(point[:2] for point in new)
 
 
-def _export(client: Any, experiment: str, content: RunContent) -> None:
-    entities = importlib.import_module("mlflow.entities")
-    created = client.create_run(
-        experiment, start_time=content.times[0], tags=content.tags, run_name=content.run_id[:MAX_KEY]
-    )
-    run_id = str(created.info.run_id)
-    params = [entities.Param(name, text) for name, text in content.params.items()]
-    points = [entities.Metric(key, value, time, step) for key, step, time, value in content.points]
-    client.log_batch(run_id, metrics=points, params=params)  # MLflow splits them into batches that the server accepts
-    for path in content.files:
-        client.log_artifact(run_id, str(path))
-    for name, text in content.tables.items():
-        client.log_text(run_id, text, name)
-    if content.status != "RUNNING":
-        client.set_terminated(run_id, status=content.status, end_time=content.times[1])
+def _log_model(client: Any, run_id: str, bundle: Path) -> None:
+    """Add the folder ``bundle`` to an MLflow run as a pyfunc model, the artifact ``model``."""
+    with tempfile.TemporaryDirectory(prefix="fvc_mlflow_") as folder:
+        importlib.import_module("mlflow.pyfunc").save_model(
+            f"{folder}/model", loader_module=__name__, data_path=str(bundle),
+            pip_requirements=[f"fvc_lib=={fvc_lib.__version__}"],
+        )  # fmt: skip
+        client.log_artifacts(run_id, folder)
 
 
 def experiment_id(client: Any, name: str, tracking_uri: str) -> str:
@@ -337,12 +375,7 @@ def register_bundle(
             tags = {_BUNDLE: digest, "fvc.run_id": run_id}
             where = experiment_id(client, experiment, tracking_uri)
             made = client.create_run(where, tags=tags, run_name=f"bundle {run_id}")
-            with tempfile.TemporaryDirectory(prefix="fvc_mlflow_") as folder:
-                importlib.import_module("mlflow.pyfunc").save_model(
-                    f"{folder}/model", loader_module=__name__, data_path=str(bundle),
-                    pip_requirements=[f"fvc_lib=={fvc_lib.__version__}"],
-                )  # fmt: skip
-                client.log_artifacts(made.info.run_id, folder)
+            _log_model(client, made.info.run_id, bundle)
             client.set_terminated(made.info.run_id)
             source = f"{made.info.artifact_uri}/model"
             version = str(client.create_model_version(name, source, made.info.run_id, tags=tags).version)

@@ -1,7 +1,10 @@
 """Commands that show runs, corpora or this machine, export runs, and make room on the disk."""
 
 import re
+import select
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -363,6 +366,7 @@ def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
     help="An MLflow server or database, when it is not MLFLOW_TRACKING_URI, else mlflow.db in the runs folder.",
 )  # fmt: skip
 @click.option("--register", metavar="NAME[@ALIAS]", help="Make the run's bundle a version of this MLflow model, too.")
+@click.option("--follow", is_flag=True, help="Log a run to MLflow while it works, and its model when it has finished.")
 @RUNS_DIR
 def export(
     runs: tuple[str, ...],
@@ -371,6 +375,7 @@ def export(
     final: bool,
     tracking_uri: str | None,
     register: str | None,
+    follow: bool,
     runs_dir: Path,
 ) -> None:
     """Write the detector of a RUN as a folder to hand on (bundle), or export each RUN to MLflow.
@@ -383,6 +388,7 @@ def export(
     python -c "from fvc_lib import load_detector; print(load_detector('bundle_RUN').predict(['video.mp4']))"
     fvc export latest --format mlflow                                    into mlflow.db next to the runs
     fvc export runs/*/run_* --format mlflow --tracking-uri URI           all runs, to a server
+    fvc export latest --format mlflow --follow                           a run that is working, until it ends
     fvc export latest --format mlflow --register news@champion           and into the model registry
     fvc predict models:/news@champion video.mp4                          which predict reads
 
@@ -402,8 +408,8 @@ def export(
     bundle of one finished run and registers it as a version of the model NAME (a pyfunc model). ALIAS then points at
     this version. If the registry has a version with the same content, no new version is made. Set user and password of
     a server in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. Do not put them into --tracking-uri: other users
-    of this machine could read them in the list of processes. With FVC_TRACKER=mlflow every run is exported when it
-    ends.
+    of this machine could read them in the list of processes. With FVC_TRACKER=mlflow every run is logged while it
+    works, as with --follow.
 
     Exit codes: 0 ok, 1 a file is damaged or MLflow refused, 2 usage, 3 the results are missing or damaged.
     """
@@ -411,10 +417,16 @@ def export(
     if kind == "mlflow":
         if to is not None or final:
             raise UsageError("--to and --final: are for --format bundle.")
-        _to_mlflow([find_run(runs_dir, name) for name in names], tracking_uri, register)
+        found_runs = [find_run(runs_dir, name) for name in names]
+        if follow:
+            if len(found_runs) != 1 or register is not None:
+                raise UsageError("--follow: is for one run, without --register.")
+            _follow(found_runs[0], tracking_uri, partial(_has_ended, found_runs[0]))
+        else:
+            _to_mlflow(found_runs, tracking_uri, register)
         return
-    if tracking_uri is not None or register is not None:
-        raise UsageError("--tracking-uri and --register: are for --format mlflow.")
+    if tracking_uri is not None or register is not None or follow:
+        raise UsageError("--tracking-uri, --register and --follow: are for --format mlflow.")
     if len(names) != 1:
         raise UsageError(f"--format bundle: is for one run, got {len(names)}.")
     found = find_run_or_ensemble(runs_dir, names[0])
@@ -442,13 +454,78 @@ def _to_mlflow(runs: Sequence[RunPaths], tracking_uri: str | None, register: str
             _register(run, *named, tracking_uri)
 
 
-def export_when_asked(run: RunPaths, config: RunConfig) -> None:
+FOLLOW_SECONDS = 10.0  # between two looks at a run that is followed
+
+
+def _follow(run: RunPaths, tracking_uri: str | None, has_ended: Callable[[], bool]) -> None:
+    """Log a run to MLflow until it has ended, then its results and, if it is done, its model.
+
+    A failure of MLflow while the run works is passed over, because the next look logs what is missing.
+
+    Args:
+        run: the run.
+        tracking_uri: address of MLflow; None: the default.
+        has_ended: waits for up to ``FOLLOW_SECONDS``, and returns whether the run has ended.
+    """
+    from fvc_lib.analysis.mlflow import RunExport, TrackingError, default_tracking_uri
+
+    export = RunExport(tracking_uri or default_tracking_uri(run.root.parent.parent))
+    while not has_ended():
+        with suppress(TrackingError):
+            export.update(run_content(run))
+    refuse_damaged(run.root)
+    with tempfile.TemporaryDirectory(prefix="fvc_bundle_") as folder:
+        bundle: Path | None = Path(folder) / "bundle"
+        try:
+            write_run_bundle(run, Path(folder) / "bundle")
+        except FvcError:  # the run failed, so it has no model
+            bundle = None
+        for line in export.finish(run_content(run), bundle):
+            click.echo(line)
+
+
+def _has_ended(run: RunPaths) -> bool:
+    from fvc_lib.analysis.read.runs import run_status
+
+    if run_status(run).get("state") not in ("running", "waiting"):
+        return True
+    time.sleep(FOLLOW_SECONDS)
+    return False
+
+
+def follow_until_closed(root: str) -> None:
+    """Log the run in the folder ``root`` to MLflow until standard input is closed; the process of ``followed``."""
+    _follow(RunPaths(Path(root)), None, lambda: bool(select.select([sys.stdin], [], [], FOLLOW_SECONDS)[0]))
+
+
+def followed(run: RunPaths, config: RunConfig) -> "subprocess.Popen[str] | None":
+    """Start a process that logs ``run`` to MLflow while it works, if the parameter ``tracker`` says so; else None."""
+    if config.tracker != "mlflow":
+        return None
+    program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import follow_until_closed as f; f(sys.argv[1])"
+    return subprocess.Popen(
+        [sys.executable, "-c", program, str(run.root)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def export_when_asked(run: RunPaths, config: RunConfig, follower: "subprocess.Popen[str] | None" = None) -> None:
     """Export ``run`` to MLflow if the parameter ``tracker`` in ``config`` is ``mlflow``.
 
     If the export fails, only a warning is printed, with the command that repeats the export.
+
+    Args:
+        run: the run, which has ended.
+        config: the run's configuration.
+        follower: the process of ``followed``. If it logged the run to its end, its output is printed and no more done.
     """
     if config.tracker != "mlflow":
         return
+    if follower is not None:
+        shown, _ = follower.communicate()
+        if follower.returncode == 0:
+            click.echo(shown.rstrip())
+            return
     try:
         _export(run, None)
     except Exception as error:  # noqa: BLE001 - an error of MLflow must not change how the run ended
@@ -470,10 +547,11 @@ def run_content(run: RunPaths) -> "RunContent":
 
 
 def _export(run: RunPaths, tracking_uri: str | None) -> None:
-    from fvc_lib.analysis.mlflow import default_tracking_uri, export_run
+    from fvc_lib.analysis.mlflow import RunExport, default_tracking_uri
 
     refuse_damaged(run.root)
-    for line in export_run(run_content(run), tracking_uri=tracking_uri or default_tracking_uri(run.root.parent.parent)):
+    store = tracking_uri or default_tracking_uri(run.root.parent.parent)
+    for line in RunExport(store).finish(run_content(run)):
         click.echo(line)
 
 

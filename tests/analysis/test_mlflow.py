@@ -17,16 +17,17 @@ from click.testing import CliRunner
 
 from fvc_lib import CHECKOUT
 from fvc_lib.analysis.mlflow import (
+    RunExport,
     TrackingError,
     connected,
     default_tracking_uri,
-    export_run,
     fetched_bundle,
     key_of,
     model_and_alias,
     register_bundle,
     shown_uri,
 )
+from fvc_lib.command_line import commands
 from fvc_lib.command_line.commands import export_when_asked, run_content
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import find_model, load_detector
@@ -147,9 +148,37 @@ def stored(uri: str) -> list[dict[str, Any]]:
 
 
 @needs_mlflow
+def test_a_run_is_logged_while_it_works_and_gets_its_model_at_the_end(scored, tmp_path, monkeypatch, capsys):
+    shutil.copytree(scored.root, root := tmp_path / "runs" / "news" / scored.run_id)
+    run = RunPaths(root)
+    lines = (log := run.metrics(TRAINING, 0)).read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[: len(lines) // 2]))
+    monkeypatch.setattr(commands, "FOLLOW_SECONDS", 0.1)
+    monkeypatch.setattr(commands, "refuse_damaged", lambda _: None)  # the log below is not the one of the run's record
+    store = default_tracking_uri(tmp_path / "runs", {})
+    looks = []
+
+    def has_ended() -> bool:
+        if looks:  # the state after the first update
+            (half,) = stored(store)
+            assert half["status"] == "RUNNING"
+            looks.append(half["points"])
+            log.write_text("".join(lines))
+        looks.append(0)
+        return len(looks) > 2
+
+    commands._follow(run, store, has_ended)
+    (whole,) = stored(store)
+    assert 0 < looks[1] < whole["points"]
+    assert whole["points"] == len(run_content(run).points)
+    assert {"model", "tables"} <= whole["artifacts"]
+    assert "in place of" not in capsys.readouterr().out
+
+
+@needs_mlflow
 def test_the_store_holds_the_whole_content_once_however_often_it_is_exported(run, uri):
     content = run_content(run)
-    assert "in place of" not in export_run(run_content(run), tracking_uri=uri)[0]
+    assert "in place of" not in RunExport(uri).finish(run_content(run))[0]
     (first,) = stored(uri)
     assert (first["experiment"], first["name"], first["status"]) == ("demo", content.run_id, "FINISHED")
     assert first["params"] == content.params
@@ -157,7 +186,7 @@ def test_the_store_holds_the_whole_content_once_however_often_it_is_exported(run
     assert first["points"] == len(content.points)
     assert {"params.yaml", "run.json", "tables"} <= first["artifacts"]
     run.params_yaml.write_text(run.params_yaml.read_text().replace("batch_size: 0", "batch_size: 4", 1))
-    assert "in place of 1 earlier export" in export_run(run_content(run), tracking_uri=uri)[0]
+    assert "in place of 1 earlier export" in RunExport(uri).finish(run_content(run))[0]
     (second,) = stored(uri)
     assert second["params"]["batch_size"] == "4"
 
@@ -166,10 +195,10 @@ def test_the_store_holds_the_whole_content_once_however_often_it_is_exported(run
 def test_a_store_that_cannot_be_reached_is_an_error_without_its_password(run, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(TrackingError) as refused:
-        export_run(run_content(run), tracking_uri="http://me:secret-word@127.0.0.1:9")
+        RunExport("http://me:secret-word@127.0.0.1:9").finish(run_content(run))
     assert "secret-word" not in str(refused.value)
     with pytest.raises(TrackingError):
-        export_run(run_content(run), tracking_uri="sqlite:////proc/nowhere/mlflow.db")
+        RunExport("sqlite:////proc/nowhere/mlflow.db").finish(run_content(run))
 
 
 # --- The model registry
@@ -306,7 +335,7 @@ def test_a_server_receives_what_a_database_does_and_nothing_twice(server, make_r
     database = f"sqlite:///{tmp_path / 'local' / 'mlflow.db'}"
     (tmp_path / "local").mkdir()
     for uri in (server, server, database):
-        export_run(run_content(run), tracking_uri=uri)
+        RunExport(uri).finish(run_content(run))
     (on_server,) = stored(server)
     assert any((tmp_path / "server_artifacts").rglob("results.csv"))
     assert stored(database) == [on_server]
