@@ -12,7 +12,7 @@ from fvc_lib.analysis.dashboard.panels import NOTHING, panels
 from fvc_lib.analysis.pages.display import PLOTLY
 from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
 from fvc_lib.analysis.read.headline import Score, judge, run_headline, task_scores
-from fvc_lib.analysis.read.queries import Selection, default_selection
+from fvc_lib.analysis.read.queries import Selection
 from fvc_lib.services.errors import command_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGES, TASK_RESULTS, read_table, write_table
@@ -113,30 +113,6 @@ def test_report_list_and_terminal_tell_the_same_number(task: str, task_run: RunP
         assert "0 · 0.5 · 1" in text
     assert ("30 images" if task == "image" else "30 texts") in listed
     assert ("images        30 in 15 groups" if task == "image" else "texts         30 in 15 groups") in told
-
-
-OF_A_TASK = {
-    "image": {
-        "standing": "above control", "metrics and controls": "0.750 [0.670, 0.830]",
-        "confusion": "of the test images are recognised", "targets": "calories: off by 16.0",
-        "learning curves 2": "Top-1 accuracy ends at 0.750",
-    },
-    "video_text": {
-        "standing": "above control", "metrics and controls": "Most frequent caption",
-        "learning curves 2": "nothing to show",
-    },
-}  # fmt: skip
-OF_ALL = {"learning curves 1", "memory", "notes"}
-
-
-def test_the_dashboard_shows_what_a_task_has_and_nothing_of_another_one(task: str, task_run: RunPaths) -> None:
-    """Each panel by its words: those of folds, of rank and of calibration have none, and take no place on the page."""
-    selection = default_selection(task_run.root.parents[1])
-    shown = {panel.name: panel.bundle(selection) for panel in panels()}
-    drawn = {name: bundle["text/plain"] for name, bundle in shown.items() if bundle["text/plain"] != NOTHING}
-    for name, words in OF_A_TASK[task].items():
-        assert words in drawn.pop(name), name
-    assert drawn.keys() == OF_ALL
 
 
 def test_another_task_in_detail_brings_its_own_metrics_and_compares_its_own_runs(

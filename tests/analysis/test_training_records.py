@@ -1,12 +1,10 @@
 import fcntl
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 from fvc_lib.analysis.read import queries
-from fvc_lib.analysis.read.runs import GONE, read_tables, run_status
-from fvc_lib.services import tables
+from fvc_lib.analysis.read.runs import GONE, run_status
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
 
@@ -57,19 +55,6 @@ def test_a_torn_record_is_noted_and_the_others_are_read(run: RunPaths, content: 
     assert answer.frame["fold"].to_list() == [0]
     assert "fold_1" in answer.notes[0]
     assert "holds no finished training" in answer.notes[0]
-
-
-def test_a_foreign_table_is_left_out_and_named(tmp_path: Path) -> None:
-    good = pl.DataFrame({"video_id": ["v"], "group_id": ["g"], "label": ["real"], "fold": [0]})
-    tables.write_table(good, tables.FOLDS, tmp_path / "good.parquet")
-    pl.DataFrame({"other": [1]}).write_parquet(tmp_path / "foreign.parquet")
-    (tmp_path / "torn.parquet").write_bytes(b"PAR1 torn")
-    names = ("good", "foreign", "torn", "missing")
-    answer = read_tables([(name, tmp_path / f"{name}.parquet") for name in names], tables.FOLDS)
-    assert answer.frame.rows() == [("good", "v", "g", "real", 0)]
-    assert len(answer.notes) == 2
-    assert "foreign.parquet was left out" in answer.notes[0]
-    assert "torn.parquet was left out" in answer.notes[1]
 
 
 def say(run: RunPaths, state: str, **stages: str) -> None:

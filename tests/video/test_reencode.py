@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.probe import probe_video
@@ -245,17 +244,3 @@ def test_pictures_and_times_that_no_disk_holds_are_refused_with_the_reason(tmp_p
     apart = make_video("apart.mp4", 3, times_ms=[0, 40, 80_000_000], height=32)
     with pytest.raises(RefusedVideo, match="3,000,000"):
         made(apart, tmp_path)
-
-
-def test_the_recipe_says_both_numbers_and_nonsense_is_refused():
-    names = [RunConfig(rescale=480).recipe, RunConfig(rescale=480, canonical=True).recipe, "rescale_480_at_9"]
-    assert names[:2] == ["rescale_480_at_8", "canonical_rescale_480_at_8"]
-    recipes = [recipe_named(name) for name in names]
-    assert [recipe.crf for recipe in recipes] == [0, 23, 0]
-    assert recipes[1].options == recipe_named("canonical").options
-    assert len({recipe.digest for recipe in recipes}) == 3
-    with pytest.raises(UsageError, match="rescale_480"):
-        recipe_named("rescale_480")
-    for value in (481, 8, 4000):
-        with pytest.raises(ValueError, match="rescale"):
-            RunConfig(rescale=value)
