@@ -557,6 +557,7 @@ def _train_on_features(
     for number, (name, of) in enumerate(parts.items()):
         report(number, len(parts), what="classifiers fitted")
         fitted[name] = classical.fit(config, source, of, folder / name, logs[name], stop)
+    report(len(parts), len(parts), what="classifiers fitted")
     model = fitted[""]
     inner = validation_table(fold, clips, model.held_out_logits, model.recorded)
     summaries = {name: classical.summary(source, of) for name, of in fitted.items()}
