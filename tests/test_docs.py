@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Pages that are to be written again in short sentences.
 LONG = {
-    "architecture", "audit", "bundle", "cluster", "corpora", "decoder", "detectors", "ensembles", "features",
-    "measurements", "memory", "numbers", "protocols", "runs", "tasks", "verdicts",
+    "architecture", "bundle", "cluster", "corpora", "detectors", "features", "measurements", "protocols", "runs",
+    "tasks", "verdicts",
 }  # fmt: skip
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
