@@ -62,6 +62,7 @@ def reference() -> dict[str, str]:
     return {name: page() for name, page in module.PAGES.items()}
 
 
+@pytest.mark.slow
 def test_the_reference_names_all_there_is():
     schemas = [value for value in vars(tables).values() if isinstance(value, tables.TableSchema)]
     wanted = {

@@ -44,6 +44,7 @@ def files(run: RunPaths) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run.root.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.fault(28)
 def test_a_changed_value_is_refused_with_the_difference_and_the_command_that_forks(run, command):
     before = files(run)

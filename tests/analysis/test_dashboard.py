@@ -136,6 +136,7 @@ def test_a_run_at_work_is_followed_until_it_ends(
     assert "refreshing stopped" in board.widgets["note"].value
 
 
+@pytest.mark.slow
 @pytest.mark.fault(39)
 def test_hostile_names_are_text_in_every_panel_and_on_every_list(
     make_run: Callable[..., RunPaths], monkeypatch: pytest.MonkeyPatch

@@ -126,6 +126,7 @@ def test_the_difference_from_the_best_member_is_paired_and_claims_no_more_than_c
     assert any(pair.finding.endswith("That claims nothing of fakes: Why not.") for pair in pairs)
 
 
+@pytest.mark.slow
 def test_a_comparison_lists_an_ensemble_beside_its_runs_with_the_costs_of_all_its_networks(ensemble):
     above = ensemble.folder.root.parents[1]
     listed = comparison.runs_to_compare([], above)
@@ -160,6 +161,7 @@ def test_a_control_that_one_member_lacks_is_missing_and_nothing_is_claimed(ensem
     assert "--resume RUN" in verdict.sentence, "each of its runs needs one, not the ensemble"
 
 
+@pytest.mark.slow
 def test_of_several_shuffles_the_one_that_scores_highest_is_the_control(ensemble):
     of = members(comparison.read_members(ensemble.runs))
     labels = np.array(["real", "fake"])[np.arange(of[2].predictions.height) // 4 % 2]  # the true ones
@@ -171,6 +173,7 @@ def test_of_several_shuffles_the_one_that_scores_highest_is_the_control(ensemble
     assert found["control_label"].equals(telling["control_label"])
 
 
+@pytest.mark.slow
 def test_a_run_on_other_data_or_with_another_operating_point_is_refused(runs):
     asked = runs[1].params_yaml.read_text()
     write_text(runs[1].params_yaml, asked.replace("operating_point: best", "operating_point: fpr=0.1"))
@@ -182,6 +185,7 @@ def test_a_run_on_other_data_or_with_another_operating_point_is_refused(runs):
         comparison.read_members(runs)
 
 
+@pytest.mark.slow
 def test_one_run_the_same_training_twice_or_an_ensemble_is_no_member(runs, ensemble):
     for few in (runs[:1], [runs[0], runs[0]]):
         with pytest.raises(UsageError, match="two or more"):

@@ -74,6 +74,7 @@ def check_look(figure: go.Figure) -> None:
     assert len(shown) < 400_000
 
 
+@pytest.mark.slow
 def test_figures_of_a_run_have_a_finding_an_n_and_axes(run: RunPaths) -> None:
     drawn = figures_of(run)
     numbers = tasks.target_scatter_figure(NUMBERS, RESULTS, MEANS)

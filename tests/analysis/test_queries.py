@@ -198,6 +198,7 @@ def test_parameters_are_values_whatever_they_hold() -> None:
         assert rows.rows() == ([(3, text)] if text == "<script>'" else [])
 
 
+@pytest.mark.slow
 def test_a_query_is_stopped_at_its_limits_and_the_next_one_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = ask_sql([], "SELECT range AS n FROM range(200000)")
     assert (answer.frame.height, len(answer.notes)) == (MAX_ROWS, 1)

@@ -68,6 +68,7 @@ def test_a_cell_that_fails_is_papermills_error_and_the_runs_failure(run, tmp_pat
     assert (tmp_path / "out.ipynb").is_file()
 
 
+@pytest.mark.slow
 def test_one_fold_is_one_task_and_outputs_that_are_missing_are_an_error(run, tmp_path):
     fold = "fold: int = 0\n"
     with pytest.raises(PapermillException, match="04_fold_training_fold_1 did not run to its end"):

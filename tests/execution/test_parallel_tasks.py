@@ -90,6 +90,7 @@ def test_folds_run_at_once_as_many_as_there_are_jobs_each_with_an_equal_part_of_
     assert [planned.task.key for planned in project.plan(run) if planned.run] == ["folds_fold_1"]
 
 
+@pytest.mark.slow
 def test_after_a_failure_what_runs_goes_on_to_its_end_and_nothing_new_begins(make_project):
     source = """
 import json, time

@@ -61,6 +61,7 @@ def test_a_changed_notebook_runs_again_and_a_changed_heading_does_not(finished):
     assert project.times_run(run, "one") == 1
 
 
+@pytest.mark.slow
 def test_the_straight_pass_writes_the_same_and_tracks_nothing(finished):
     project, tracked = finished
     straight = project.with_config(use_mlops_pipeline=False)

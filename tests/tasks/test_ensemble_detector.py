@@ -157,6 +157,7 @@ def test_a_bundle_judges_as_its_ensemble_and_nothing_damaged_or_foreign_is_loade
         load_detector(bundle)
 
 
+@pytest.mark.slow
 def test_a_member_that_was_trained_anew_is_no_member_any_more(copies, tmp_path):
     folder = ensemble_in(tmp_path / "ensemble_mean", copies, "mean")
     load_detector(folder.root)

@@ -66,6 +66,7 @@ def test_run_and_bundle_judge_a_new_file_alike_and_name_a_bad_one(run, home):
     assert "unreadable" in by_run[1].failure
 
 
+@pytest.mark.slow
 def test_the_model_of_all_groups_judges_alone_and_was_calibrated_on_held_out_logits_of_all(run, home):
     new = home / "for_final.mp4"
     write_video(new, enlarged(draw_clip("a third", 0, True), 4))
