@@ -63,7 +63,7 @@ class FeatureTable:
 
     Args:
         measured: ``video_id`` and F float64 columns, null where missing (``results.forensic_features``).
-        config: names the families.
+        config: names the families; a family is a set of related features that one function measures.
 
     Attributes:
         names: the F columns, in order.
@@ -98,7 +98,7 @@ class EmbeddedClips:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The families of the F features: F times the name of the trunk."""
+        """The family of each of the F features; always the name of the trunk."""
         return (self.config.model.partition(":")[2] or self.config.model,) * self.features.feature_shape[1]
 
     @property
@@ -173,7 +173,7 @@ class Fitted:
         candidates: all candidate settings with their losses.
         recorded: the choices that were recorded.
         held_out_logits: logits of the N training videos by models that did not see their groups, with the prior logit
-            added, float64 (N,); pseudo-fakes are left out.
+            added, float64 (N,). Pseudo-fakes (reals whose face was blended with itself) are left out.
         seconds: duration of the training.
     """
 
@@ -274,13 +274,15 @@ def arrays_of(weights: Mapping[str, Tensor]) -> Arrays:
 
 @dataclass(frozen=True)
 class _Found:
-    """The result of a search over candidate settings on training rows, N of which are no pseudo-fakes.
+    """The result of a search over candidate settings on training rows.
+
+    N is the number of rows without pseudo-fakes, which are reals whose face was blended with itself.
 
     Attributes:
         arrays: the model with the best settings, fitted to all rows.
         best: the best settings with their loss.
         candidates: all settings with their losses.
-        held_out: float64 (N,), the logits of these rows by models that were fitted without the row's inner fold.
+        held_out: float64 (N,), logits of the N rows by models that were fitted without the row's inner fold.
     """
 
     arrays: Arrays
@@ -292,7 +294,8 @@ class _Found:
 def _fitted(config: RunConfig, source: Source, train: Sequence[ClipRow], stop: Callable[[], bool]) -> _Found:
     """Choose settings on inner folds of the rows ``train``, and fit the model to all of them.
 
-    Pseudo-fakes are fitted in the inner folds where their real is, and nowhere judged.
+    A pseudo-fake (a real whose face was blended with itself) is in the inner fold of that real. Models are fitted to
+    pseudo-fakes, but the loss and the held-out logits leave them out.
 
     Raises:
         StoppedError: ``stop`` returned True between two candidates.

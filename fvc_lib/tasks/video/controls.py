@@ -253,9 +253,11 @@ def group_lookup(folds: pl.DataFrame) -> pl.DataFrame:
     """Return scores by the labels of a group: the share of fakes among the group's videos in the training part.
 
     The columns are ``video_id group_id label fold score threshold``. If the training part has no video of the group,
-    the score is the share of fakes in the whole training part. If folds keep groups together, that is always so, and
-    the control equals ``constant``; any difference means that the folds leak. If folds are split by row
-    (``split_by_row``), the scores show what recognising groups alone would give.
+    the score is the share of fakes in the whole training part.
+
+    If folds keep groups together, the training part never has a video of the group, and the control equals
+    ``constant``. Any difference means that the folds leak. If folds are split by row (``split_by_row``), the scores
+    show what recognising groups alone would give.
     """
     in_training = pl.len().over("group_id") - pl.len().over("group_id", "fold")
     fakes = _FAKE.sum().over("group_id") - _FAKE.sum().over("group_id", "fold")

@@ -98,7 +98,7 @@ class ClipDataset:
         draws: True: a row gives one sample, a random clip of the row that changes with the epoch; False: a row gives N
             samples, all its clips.
         mixing: mixup and cutmix for training; None: no mixing.
-        bands: chance that a fake takes over wavelet bands of its counterpart.
+        bands: probability that wavelet bands of a fake are replaced by those of the real that it was made from.
         seed: seed of all random choices.
     """
 
@@ -252,11 +252,11 @@ def prior_logit(rows: Sequence[ClipRow], class_balance: str) -> float:
     """Return log(fakes / reals) of ``rows``, to be added to logits of a network that was trained with balanced classes.
 
     Pseudo-fakes are not counted. If ``class_balance`` is ``none``, the network has learned the share of fakes in its
-    rows, and the result is 0 without pseudo-fakes.
+    rows. The result is then 0, or with pseudo-fakes the number that corrects for their share.
 
-    Such a network assumes as many fakes as reals. With four fakes per real, even a perfect network would have an
-    expected calibration error of 0.18. No temperature corrects that (C. Elkan, "The foundations of cost-sensitive
-    learning", IJCAI 2001, theorem 2).
+    A network with balanced classes assumes as many fakes as reals. With four fakes per real, even a perfect network
+    would have an expected calibration error of 0.18. No temperature corrects that (C. Elkan, "The foundations of
+    cost-sensitive learning", IJCAI 2001, theorem 2).
     """
     originals = [row for row in rows if not row.is_pseudo_fake]
     real, fake = class_weights(originals)
@@ -376,8 +376,9 @@ def rows_to_train_on(table: pl.DataFrame, config: RunConfig, fold: int | None) -
 def with_counterparts(clips: FoldClips, index: pl.DataFrame) -> FoldClips:
     """Return the fold with the real counterparts of its training fakes, for ``wavelet_bands``.
 
-    The counterpart of a fake is a real of its group with as many frames of the same size: a fake that was made from a
-    video frame by frame. Augmented copies have none, since they show other parts of the picture than their reals.
+    The counterpart of a fake is a real of its group with the same number of frames and the same frame size. Fakes that
+    were made from a real frame by frame have one. Augmented copies have none, since they show other parts of the
+    picture than their reals.
 
     Args:
         clips: the fold.
@@ -493,7 +494,8 @@ def inner_parts(clips: FoldClips, seed: int) -> list[FoldClips]:
     """Divide the training groups of a fold into two parts, for cross-fitting.
 
     Each result has the rows of one part as ``train``, and the originals of the other part as ``validation``. A network
-    that is trained on the first gives held-out logits of the second. The test part cannot be opened with its choices.
+    that is trained on the first gives held-out logits of the second.
+    The test part of a result stays sealed: choices of such a network do not open it.
     """
     part_of, parts = inner_folds(clips.train, INNER_PARTS, seed), list[FoldClips]()
     for part in range(INNER_PARTS):

@@ -187,7 +187,8 @@ def frozen_trunk(network: nn.Module, config: RunConfig) -> Trunk | None:
     random weights differ between trainings. The trunk of a user's file never qualifies.
 
     Raises:
-        UsageError: the trunk qualifies, but a setting that changes clips or frozen stages in training is on.
+        UsageError: the trunk qualifies, but a setting is on that changes clips during training, such as mixup, or
+            that freezes or unfreezes stages of the trunk.
     """
     trunk = network.trunk if isinstance(network, Detector) else None
     if (config.tune or DETECTORS.get(config.model).tune) != "head" or not isinstance(trunk, Trunk) or not trunk.weights:

@@ -603,9 +603,11 @@ def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
 def held_back(paths: RunPaths, folds: Collection[int]) -> float:
     """Return the divisor, at least 1, of the log odds by the network trained on all groups.
 
-    The network's temperature may be fitted on the few videos that also chose its epoch, so its log odds may be too
-    large. On the videos that calibrated it, the divisor is the median absolute log odds by this network, divided by the
-    median absolute out-of-fold log odds.
+    The network's temperature may be fitted on the few videos that also chose its epoch. Its log odds may then be too
+    large, so they are scaled down to the size of the out-of-fold log odds.
+
+    The divisor is a ratio of medians over the videos that calibrated the network: its absolute log odds, divided by
+    the absolute out-of-fold log odds.
 
     Raises:
         UsageError: none of these videos has an out-of-fold score.
@@ -706,7 +708,7 @@ def known_sentence(video: Mapping[str, Any]) -> str:
 def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:
     """Return one caution if other code or libraries may have decoded the run's videos; else an empty tuple.
 
-    Scores of new files then may not compare with the stored scores.
+    In that case, scores of new files may not be comparable with the stored scores.
     """
     if not networks.sees_frames:  # no clips; a fitted model names the code that measured its features
         return ()

@@ -357,7 +357,10 @@ def with_targets(scored: pl.DataFrame, protocol: pl.DataFrame | None) -> pl.Data
 
 
 def with_cases(scored: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
-    """Return ``scored`` with a column ``case``: the video's case in the manifest, or else its id."""
+    """Return ``scored`` with a column ``case``: the video's case in the manifest, or else its id.
+
+    A case is a set of videos of one event, which get one score together.
+    """
     stated = pl.format("{}: {}", "group_id", source_expression(index, "case"))
     cases = index.select("video_id", case=pl.coalesce(stated, "video_id"))
     return scored.join(cases, on="video_id", how="left", maintain_order="left")
@@ -366,8 +369,8 @@ def with_cases(scored: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
 def of_cases(scored: pl.DataFrame, how: CaseScore) -> pl.DataFrame:
     """Return ``scored`` with one row per case, whose score is the mean or maximum of its videos' (``case_scores``).
 
-    Logits are combined where there are some. All videos of a case are of one fold, so they share its temperature and
-    threshold. A control without logits has its scores combined.
+    If ``scored`` has a column ``logit``, logits are combined; else scores are, as for controls. All videos of a case
+    are of one fold, so they share its temperature and threshold.
     """
     column = "logit" if "logit" in scored.columns else "score"
     rows, values = case_scores(scored[column], scored["case"], how)

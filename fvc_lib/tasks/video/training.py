@@ -381,9 +381,10 @@ def _output_of(paths: RunPaths, fold: int | None) -> Path:
 
 
 def _inner_parts(name: str, clips: FoldClips, config: RunConfig) -> Parts:
-    """Return the inner parts by the names of the networks that they train; empty with an inner validation part.
+    """Return the parts for cross-fitting, by the name of the network that each part trains.
 
-    ``name`` is empty for the model, else that of the control.
+    The result is empty if the run has an inner validation part, since nothing is cross-fitted then. ``name`` is the
+    name of the control, or empty for the model.
     """
     parts = data.inner_parts(clips, config.seed) if config.cross_fits else ()
     return {f"{name}/inner_{number}".lstrip("/"): part for number, part in enumerate(parts)}

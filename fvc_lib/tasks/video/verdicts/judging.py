@@ -203,8 +203,9 @@ def judge_files(
 def case_table(detector: VideoDetector, of_case: Mapping[str, Sequence[Finding]], rule: Rule) -> pl.DataFrame:
     """Return the verdict on each case, with the columns ``case videos scored score verdict reasons``.
 
-    The score is that of the mean or largest logits of its videos, as the run's ``case_score`` says. The verdict comes
-    from their p-values (``PValues.of_case``). A video that is unlike the run's videos makes the case undecided.
+    Every network's logits are combined over the videos of a case, by mean or maximum as the run's ``case_score`` says.
+    The score is the mean over networks of the resulting probabilities. The verdict comes from the p-values of the
+    videos (``PValues.of_case``). A video that is unlike the run's videos makes the case undecided.
 
     Args:
         detector: the detector that gave the findings.

@@ -6,7 +6,8 @@ error rate, a share that the user sets (``metrics/abstention.py``). If neither o
 A run may also have a network trained on all groups. No group is left to test this network, so its verdicts rest on the
 out-of-fold scores of the folds' networks. ``agreement_table`` compares its scores with the out-of-fold scores, on the
 videos that chose its temperature. Where these are a validation part that also chose its epoch, the network looks a
-little better on them than it is. Where they are all videos, their scores are held-out ones, by networks of parts.
+little better on them than it is. With cross-fitting, all videos choose the temperature, by scores of networks
+that were trained without their groups.
 """
 
 from collections.abc import Iterator, Sequence
@@ -106,8 +107,9 @@ class KnownVideos:
     Attributes:
         rows: one row per video: ``video_id group_id label content_sha256 perceptual_hash fold score logit temperature
             final_logit``. The last five are null if no score is stored. Videos of a run also have the other columns of
-            INDEX. ``final_logit`` is the calibrated log odds on which the network trained on all groups was calibrated;
-            it is null for other videos.
+            INDEX. ``final_logit`` is given only for the videos that calibrated the network trained on all groups. It is
+            the calibrated log odds of fake by that network, or with cross-fitting by networks that were trained
+            without the video's group.
         tested: the rows with a score, in the order of ``witnesses``.
         base_rates: for every network that judges new videos, the share of fakes in the videos that calibrated its
             scores; None: not known.
