@@ -1,4 +1,4 @@
-"""Options that several commands share, with the spellings of papermill, and answers as JSON.
+"""Options that several commands share, such as ``-p``, and the printing of a command's result as JSON (``--json``).
 
 The command line imports this module before it knows the command, so nothing heavy is imported here.
 """

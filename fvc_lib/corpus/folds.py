@@ -234,8 +234,8 @@ class TrainingRows:
 
     Attributes:
         folds: FOLDS table of these videos; ``split`` makes one fold the test part.
-        validation: ids of the videos in the corpus's own validation part. If it is empty, ``split`` makes a validation
-            part of some groups that would be trained on.
+        validation: ids of the videos in the corpus's own validation part. If it is empty, ``split`` takes some groups
+            out of the training part and makes them the validation part.
         leaking: groups that the corpus's own split divides between parts.
     """
 

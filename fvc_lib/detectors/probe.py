@@ -2,8 +2,8 @@
 
 The trunk is any registered network with published weights. A frame is described by the trunk's output, and by the mean
 and standard deviation over the picture of every channel at several depths (the ends of stages). Early stages hold
-traces of encoding and generation that the output no longer shows. The features of a video are means over its frames. A
-trunk on whole clips gives its output only.
+traces of encoding and generation that the output no longer shows. The features of a video are means over its frames.
+Of a trunk that takes whole clips, the output alone is used.
 
 The regression has a fixed penalty, and is fitted to all videos of the training part; none is set aside to choose
 settings. Frames are cropped to the middle square of the picture, because black bars around the complete picture would

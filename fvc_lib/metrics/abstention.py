@@ -139,7 +139,7 @@ def p_values(known: Witnesses, scores: ArrayLike) -> PValues:
 
 
 def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray) -> FloatArray:
-    """Return the votes behind a p-value: of known videos of a class that look at least as untypical as a new video.
+    """Sum the votes of the known videos of a class that look at least as untypical of it as a new video.
 
     For label 0, these are the reals whose score is at least that of the new video. For label 1, they are the fakes
     whose score is at most that of the new video.

@@ -273,8 +273,8 @@ def _in_halves(
 ) -> Callable[[FloatArray, FloatArray], FloatArray]:
     """Return a function that computes ``metric`` in R half-samples of the G groups.
 
-    Its arguments are the half-samples (R, G), 1 for a drawn group and else 0, and the row weights (R, N) that follow
-    from them. It returns the metric (R,).
+    The returned function takes two arrays: the half-samples (R, G), 1 for a drawn group and else 0; and the weights of
+    the rows (R, N), which are ``row_weights`` in drawn groups and else 0. It returns the metric (R,).
     """
     if not isinstance(metric, SumsMetric):
         return lambda _, weights: metric.in_halves(labels, scores, weights)

@@ -27,7 +27,10 @@ _NAME = metric_name(_MAIN)
 
 
 def target_table(results: pl.DataFrame, prefix: str = TARGET_SCOPE) -> pl.DataFrame:
-    """Return the ROC AUC of the model and its controls on each target or source, one row per target or source.
+    """Return the ROC AUC of the model and its controls, one row per target or source.
+
+    A target is a corpus or generator of fakes that is only tested on. A source is where some videos of a corpus come
+    from.
 
     The row with the lowest ROC AUC of the model comes first. Columns:
 

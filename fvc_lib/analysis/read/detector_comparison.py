@@ -215,8 +215,8 @@ HEADINGS = {
 def detector_table(comparison: DetectorComparison) -> pl.DataFrame:
     """Return the main table for readers, one row per detector. Most values are text with units.
 
-    It holds the ROC AUC with interval and mark, the difference from the reference, the number of runs above all
-    controls, and the costs. ``number_table`` has the numbers.
+    It holds the ROC AUC with its interval, a mark (``BEST`` or ``HIGHEST``) behind the highest value, the difference
+    from the reference, the number of runs above all controls, and the costs. ``number_table`` has the numbers.
     """
     by_name, rows = {pair.second: pair for pair in comparison.differences}, []
     for detector in comparison.detectors:
