@@ -35,7 +35,7 @@ from fvc_lib import CHECKOUT
 from fvc_lib.engine.ranks import RankEndedError, RankLostError, error_named
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError
 from fvc_lib.services.memory import DeviceMemory, EventDetail, MemoryObserver
-from fvc_lib.services.stage_logs import JsonLines
+from fvc_lib.services.stage_logs import JsonLines, Report
 
 LAUNCH_VARIABLE = "FVC_RANK_LAUNCH"
 _WATCH_SECONDS = 0.2
@@ -43,7 +43,6 @@ _END_SECONDS = 30.0  # time that the other ranks have to end after one rank fail
 _STOPPED = frozenset([StoppedError.exit_code, -signal.SIGTERM, -signal.SIGUSR1])
 # Kinds of events that happen to a single rank. All other events happen to every rank, and only rank 0 reports them.
 _OWN_EVENTS = frozenset({"out_of_memory", "loader_restarted"})
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -136,9 +135,9 @@ class RankFile:
     def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
         """Do nothing: with several ranks the memory of GPUs is not sampled."""
 
-    def progress(self, done: int, planned: int) -> None:
-        """Write the numbers of finished and of planned steps; only rank 0 calls this."""
-        self._write("progress", done, planned)
+    def progress(self, done: int, total: int, part: str = "", what: str = "") -> None:
+        """Write the progress, as a ``stage_logs.Report`` receives it; only rank 0 calls this."""
+        self._write("progress", done, total, part, what)
 
     def ended(self, error: BaseException) -> None:
         """Write the class and message of the error that ends this rank."""
@@ -152,7 +151,7 @@ class _RankFiles:
     of steps to ``progress``. ``ends`` has (class name, message) of the error that ended a rank, by the rank's index.
     """
 
-    def __init__(self, log: Path, size: int, memory: MemoryObserver, progress: Progress | None) -> None:
+    def __init__(self, log: Path, size: int, memory: MemoryObserver, progress: Report | None) -> None:
         self.ends: dict[int, tuple[str, str]] = {}
         self._calls: dict[str, Callable[..., None]] = {"at": memory.at, "event": memory.event}
         if progress is not None:
@@ -187,7 +186,7 @@ def run_ranks(
     *,
     memory: MemoryObserver,
     stop: Callable[[], bool] | None = None,
-    progress: Progress | None = None,
+    progress: Report | None = None,
 ) -> None:
     """Run ``python -m module arguments`` as ``size`` ranks and wait for their end.
 
@@ -201,7 +200,7 @@ def run_ranks(
         launch: options that are passed to every rank.
         memory: receives the ranks' phases, steps and events.
         stop: called several times a second; if it returns True, the ranks save their state and end.
-        progress: called with (finished steps, planned steps); None: not called.
+        progress: receives the progress of rank 0; None: nobody does.
 
     Raises:
         StoppedError: the ranks stopped on request; their state is saved.

@@ -53,7 +53,6 @@ from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.services.stage_logs import Report
 from fvc_lib.services.tasks import FOLD_TRAINING, REAL_SOURCES, SHUFFLED_LABELS
 
-Progress = Callable[[int, int], None]
 R = TypeVar("R", bound=TrainingRecord)
 _logger = logging.getLogger(__name__)
 _USER_FILE = re.compile(r"fvc_user_(\w+)_[0-9a-f]{16}")  # a user's module; the hash of its folder is ignored
@@ -367,7 +366,7 @@ def train(
     attempt: int = 1,
     memory: MemoryObserver | None = None,
     stop: Callable[[], bool] | None = None,
-    progress: Progress | None = None,
+    progress: Report | None = None,
     ranks: Ranks | None = None,
     begun_with: Mapping[str, str] | None = None,
 ) -> TrainingOutcome[R]:
@@ -510,7 +509,7 @@ def train(
     return outcome
 
 
-def _report(progress: Progress, before: int, planned: int, done: int, _planned: int) -> None:
+def _report(progress: Report, before: int, planned: int, done: int, _planned: int) -> None:
     """Report the progress of one network as progress over all networks, which are trained one after another.
 
     Args:
