@@ -222,6 +222,7 @@ def test_the_best_value_is_marked_as_best_only_above_its_controls_and_all_others
     assert [detector.name for detector in close.detectors][1:] == ["r2plus1d_small", "r2plus1d_small, epochs 7"]
 
 
+@pytest.mark.slow
 def test_a_training_counts_once_and_what_is_not_compared_is_listed_with_its_reason(runs):
     copy = RunPaths(shutil.copytree(runs[2].root, runs[2].root.with_name("run_b9")))
     set_parameters(copy, model="r2plus1d_small", confidence=0.9)  # a fork that keeps its trainings

@@ -147,6 +147,7 @@ def test_a_comparison_lists_an_ensemble_beside_its_runs_with_the_costs_of_all_it
     assert found.detectors[-1].runs[-1].name == "ensemble_mean_1"
 
 
+@pytest.mark.slow
 def test_a_control_that_one_member_lacks_is_missing_and_nothing_is_claimed(ensemble):
     first, second, third = members(comparison.read_members(ensemble.runs))
     none = {"control_score": pl.lit(None, pl.Float64), "control_label": pl.lit(None, pl.String)}

@@ -126,6 +126,7 @@ def test_a_trial_is_marked_wherever_the_run_is_named_and_claims_nothing(run: Run
     assert [line.strip() for line in summary_lines(run)].count(TRIAL) == 1
 
 
+@pytest.mark.slow
 def test_the_numbers_of_an_earlier_attempt_are_marked_as_such(run: RunPaths) -> None:
     stage = {"state": "failed", "attempts": 2, "started_utc": "2025-03-05T09:00:00Z"}
     write_json(run.status_json, {"state": "failed", "stages": {"05_kfold_results": stage}})

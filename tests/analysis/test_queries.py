@@ -70,6 +70,7 @@ def test_an_empty_run_gives_empty_answers(tmp_path: Path) -> None:
     assert queries.learning_curves([]).frame.is_empty()
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_id_are_never_counted_as_one(make_run: Callable[..., RunPaths]) -> None:
     first, second = make_run(experiment="one"), make_run(experiment="two", seed=1)
     names = [str(first.root), str(second.root)]

@@ -34,6 +34,7 @@ def reasons(project: Project, run, **options) -> list[tuple[bool, str]]:
     return [(planned.run, planned.reason) for planned in project.plan(run, **options)]
 
 
+@pytest.mark.slow
 def test_a_forced_stage_counts_as_not_finished_and_what_depends_on_it_follows(finished):
     project, run = finished
     one, two = project.stages
