@@ -131,8 +131,8 @@ def test_a_closed_tab_and_a_killed_server_leave_nothing(open_page, home):
     while uploads(home):
         time.sleep(0.05)
     other = open_page(address, address.partition("?")[0])
-    drop(other, home / "inbox" / "holiday.mp4")
-    other.page.locator(".badge", has_text="judging").wait_for()
+    drop(other, *[home / "inbox" / "holiday.mp4"] * 3)
+    other.page.locator("article", has_text="before it").first.wait_for()
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()

@@ -656,6 +656,8 @@ def known_videos(
 def write_features(paths: RunPaths, *, final: bool = False) -> None:
     """Store the features of a run's tested videos, with which ``predict`` compares new files.
 
+    If weights of the folds are gone, for example deleted by ``clean --models``, nothing is written.
+
     Args:
         paths: the run; its clips must be in the store, else no features are stored.
         final: whether the network trained on all groups computes them, instead of the networks of the folds.
@@ -664,6 +666,9 @@ def write_features(paths: RunPaths, *, final: bool = False) -> None:
         UsageError, FvcError: as ``VideoDetector.of_run``.
         OSError: the file cannot be written.
     """
+    weights = [paths.fold_checkpoints(fold) / BEST for fold in range(run_config(paths.params_yaml).num_trainings)]
+    if not final and not all(file.is_file() for file in weights):
+        return
     detector = VideoDetector.of_run(paths, final=final)
     networks, distance = detector.networks, distance_of(detector.networks, detector.known)
     arrays = distance.arrays() if distance else {}
