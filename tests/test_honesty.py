@@ -79,6 +79,7 @@ def maps_of_planted_changes(run: RunPaths, corpus: Path) -> pl.DataFrame:
     Columns: ``shown``; ``hit``, the share of the highest tile that lies in the region; ``inside``, the share of the
     map's sum that lies in the region (the energy-based pointing game of Wang et al., "Score-CAM", CVPR workshops 2020:
     readers see the values as opacity). By chance both are ``share``, the region's share of the picture.
+    ``iou`` compares the region with the highest part of the map of equal size; ``chance_iou`` is its value by chance.
     """
     networks = networks_of_run(run)
     frames, side = networks.config.num_frames, networks.config.fixed_size
@@ -107,10 +108,14 @@ def maps_of_planted_changes(run: RunPaths, corpus: Path) -> pl.DataFrame:
 
 def agreement(values: np.ndarray, changed: np.ndarray) -> dict[str, object]:
     highest = values == values.max()
+    marked = values >= max(np.sort(values.ravel())[-int(changed.sum())], 1e-9)
+    share, size = changed.mean(), marked.mean()
     return {
         "hit": (highest & changed).sum() / highest.sum(),
         "inside": float((values * changed).sum() / values.sum()),
-        "share": changed.mean(),
+        "share": share,
+        "iou": (marked & changed).sum() / (marked | changed).sum(),
+        "chance_iou": share * size / (share + size - share * size),
     }
 
 
@@ -119,7 +124,8 @@ def test_maps_that_pass_their_checks_point_at_the_region_that_was_changed(model,
     own = ("-p", "model", model, "-p", "epochs", "24", "-p", "shuffled_label_control", "false")
     run = request.getfixturevalue("learned") if model == "frame_cnn" else run_demo(folder, *own)
     found = maps_of_planted_changes(run, folder / "data" / "sample_corpus").filter("shown")
-    print(found.height, found.select(pl.col("hit", "inside", "share").mean()))
+    print(found.height, found.select(pl.col("hit", "inside", "share", "iou", "chance_iou").mean()))
     assert found.height >= 2
     assert found["hit"].mean() > 2 * found["share"].mean()
     assert found["inside"].mean() > 1.8 * found["share"].mean()
+    assert found["iou"].mean() > 1.8 * found["chance_iou"].mean()
