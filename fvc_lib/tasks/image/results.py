@@ -53,7 +53,7 @@ def image_results(
 
 
 def _require(due: pl.DataFrame, made: pl.DataFrame, columns: list[str], name: str) -> None:
-    """Check that the predictions are those of the test part: two tables have equal rows, in any order.
+    """Check that the predictions have the rows of the test part, in any order.
 
     Args:
         due: the rows of the test part.

@@ -252,7 +252,7 @@ def _placed(length: int, crop: int, side: int, draw: float) -> slice:
         length: length of the picture along the axis, in pixels.
         crop: length of the crop in pixels.
         side: side of the largest centred square of the picture, in pixels. A crop of at most this length lies inside
-            the square.
+            the square; a longer crop is centred.
         draw: random number in [0, 1) that chooses among the allowed positions.
     """
     crop = max(1, min(length, crop))

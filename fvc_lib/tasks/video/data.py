@@ -376,9 +376,9 @@ def rows_to_train_on(table: pl.DataFrame, config: RunConfig, fold: int | None) -
 def with_counterparts(clips: FoldClips, index: pl.DataFrame) -> FoldClips:
     """Return the fold with the real counterparts of its training fakes, for ``wavelet_bands``.
 
-    The counterpart of a fake is a real of its group with the same number of frames and the same frame size. Fakes that
-    were made from a real frame by frame have one. Augmented copies have none, since they show other parts of the
-    picture than their reals.
+    The counterpart of a fake is a real of its group with the same number of frames and the same frame size. Fakes have
+    one if every frame was made from a frame of a real, as in a face swap. Augmented copies have none, since they show
+    other parts of the picture than their reals.
 
     Args:
         clips: the fold.

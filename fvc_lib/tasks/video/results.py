@@ -245,10 +245,10 @@ FEWEST_GROUPS_WITHIN = 5  # groups of each label that a source must have for a r
 
 
 def within_sources(index: pl.DataFrame, predictions: pl.DataFrame, column: str) -> dict[str, pl.DataFrame]:
-    """Return the ``video_id`` of the predicted videos of every source, by its scope ``source:NAME``.
+    """Return ``{"source:NAME": videos}``, the predicted videos of every source as tables of ``video_id``.
 
-    A source is a value of ``column``, a column of the index or manifest. It must have at least 5 groups of each label.
-    The result is empty if all videos are of one source.
+    A source is a value of ``column``, a column of the index or manifest. Sources with fewer than 5 groups of a label
+    are left out. The result is empty if all videos are of one source.
     """
     sources = index.select("video_id", source=source_expression(index, column))
     known = predictions.join(sources, on="video_id")
@@ -262,10 +262,10 @@ def within_sources(index: pl.DataFrame, predictions: pl.DataFrame, column: str) 
 
 
 def within_pixels(index: pl.DataFrame, predictions: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """Return the ``video_id`` of the predicted videos that pixels can show to be fake, by the scope ``within_pixels``.
+    """Return ``{"within_pixels": videos}``: predicted videos without the fakes that no pixel can show to be fake.
 
-    Fakes whose ``manipulation`` is in ``OUTSIDE_PIXELS`` are left out: their footage is real. The result is empty if
-    there are none.
+    The footage of these fakes is real; their ``manipulation``, such as ``staged``, is in ``OUTSIDE_PIXELS``. The result
+    is empty if there are none. ``videos`` is a table with the column ``video_id``.
     """
     manipulation = pl.col("manipulation").str.to_lowercase().str.replace_all("[-_]", " ")
     outside = index.filter(manipulation.is_in(OUTSIDE_PIXELS))
@@ -282,7 +282,8 @@ def scores_across_sources(
         index: INDEX schema.
         folds: the run's folds (FOLDS schema), of videos that have clips.
         config: gives source_column, num_folds and seed.
-        logits_of: returns a FOLDS table with ``score``, by models that were fitted to the other folds.
+        logits_of: called with a FOLDS table; returns it with a column ``score``, the logits of models that were fitted
+            to the other folds.
 
     Returns:
         Tables with the columns ``video_id group_id label fold score``, by the names ``model`` and ``metadata_only``.
@@ -367,7 +368,7 @@ def with_cases(scored: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
 
 
 def of_cases(scored: pl.DataFrame, how: CaseScore) -> pl.DataFrame:
-    """Return ``scored`` with one row per case, whose score is the mean or maximum of its videos' (``case_scores``).
+    """Return ``scored`` with one row per case; its score is the mean or maximum over its videos (``case_scores``).
 
     If ``scored`` has a column ``logit``, logits are combined; else scores are, as for controls. All videos of a case
     are of one fold, so they share its temperature and threshold.

@@ -71,7 +71,10 @@ class TrainingSummary(TrainingRecord):
         return super().claim()
 
     def best_sentence(self) -> str:
-        """Return one line of text: the best epoch or the last one with its losses, or the settings that were chosen."""
+        """Return one line of text: the best epoch with its losses, or the chosen settings of a model on features.
+
+        If no epoch was chosen, the line has the number of epochs and the training loss of the last one.
+        """
         if not self.history:
             return f"chosen of {len(self.candidates)} settings: {settings_text(self.selection.settings)}"
         if not self.selection.best_epoch:

@@ -124,8 +124,8 @@ def first_look(paths: RunPaths, config: RunConfig, fold: int) -> tuple[list[str]
 
     Returns:
         ``(lines, tables, batch)``: lines of text, two tables, and the batch of that step. The tables list the parts and
-        tensors of a network, or the feature families and candidate settings of a model on features. Such a model has
-        the batch None.
+        tensors of a network, or the feature families and candidate settings of a model on features. For such a model
+        ``batch`` is None.
     """
     if config.of_features:
         source, parts = _read_features(paths, config, fold, {})
@@ -169,10 +169,11 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any
 
 
 def across_sources(paths: RunPaths, config: RunConfig, index: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """Return out-of-source scores of a model on features and of metadata (``results.scores_across_sources``).
+    """Return scores of a model on features, and of metadata, for videos of sources that were not trained on.
 
-    The result is empty for networks, which would have to be trained again (protocol ``leave_one_source_out``), for
-    other protocols than ``kfold``, and, with a warning, if the clips are gone.
+    ``results.scores_across_sources`` describes the tables. The result is empty for other protocols than ``kfold``, and
+    with a warning if the clips were deleted. It is also empty for networks, since training them again takes long; the
+    protocol ``leave_one_source_out`` does that.
     """
     if not config.of_features or config.protocol != KFOLD:
         return {}

@@ -113,8 +113,8 @@ def text_tensors(
 class VideoTextOutputs(SampleColumns):
     """Collect the outputs for all pairs of a video and a text, and compute metrics of them.
 
-    It keeps the indices of video and text, and those of embeddings, losses and written captions that the network
-    returns.
+    It keeps the indices of video and text of every pair. It also keeps the embeddings, losses and written captions, if
+    the network returns them.
     """
 
     def update(self, outputs: Outputs, batch: Batch) -> None:

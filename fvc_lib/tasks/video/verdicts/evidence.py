@@ -195,7 +195,10 @@ def decoded(networks: Networks, path: Path, content_sha256: str) -> Iterator[tup
 
 
 def _picture(found: Windows) -> tuple[Any, slice, slice]:
-    """Return the index that cuts the black bars off frames (..., S, S) of the video whose windows are ``found``."""
+    """Return an index into frames (..., S, S) of a video that selects the picture without its black bars.
+
+    ``found`` are the windows of the video, which also state where the picture lies.
+    """
     left, top, width, height = found.content
     return ..., slice(top, top + height), slice(left, left + width)
 

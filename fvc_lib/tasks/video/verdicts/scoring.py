@@ -231,7 +231,7 @@ class Networks:
 def half_of_the_cores() -> Iterator[None]:
     """Let torch use half of the cores during the block, because other processes decode on them at the same time.
 
-    With a thread for each of two busy cores, the threads wait for one another: 400 frames took 134 s of processor time.
+    A thread per core would be slow: torch's threads wait for one another, also for those whose core is busy decoding.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, available_cores() // 2))

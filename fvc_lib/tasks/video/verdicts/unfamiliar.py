@@ -179,7 +179,7 @@ UNKNOWN = (
 
 
 class Neighbours:
-    """The N videos among which the neighbours of others are sought.
+    """A set of N videos, in which the nearest neighbours of other videos are searched.
 
     Args:
         known: features of the N videos, float32 (N, F); all features are scaled by their means and standard deviations.
