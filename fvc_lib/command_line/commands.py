@@ -438,7 +438,7 @@ def export(
 
 
 def _to_mlflow(runs: Sequence[RunPaths], tracking_uri: str | None, register: str | None) -> None:
-    """Export runs to MLflow, and register the bundle of a single one where ``register`` (NAME[@ALIAS]) is given.
+    """Export runs to MLflow. If ``register`` (NAME[@ALIAS]) is given, also register the bundle of the only run.
 
     Raises:
         UsageError: ``register`` is given for several runs, or is no name.
@@ -460,7 +460,7 @@ FOLLOW_SECONDS = 10.0  # between two looks at a run that is followed
 def _follow(run: RunPaths, tracking_uri: str | None, has_ended: Callable[[], bool]) -> None:
     """Log a run to MLflow until it has ended, then its results and, if it is done, its model.
 
-    A failure of MLflow while the run works is passed over, because the next look logs what is missing.
+    A failure of MLflow while the run works is ignored, because the next update logs what is missing.
 
     Args:
         run: the run.
@@ -494,12 +494,15 @@ def _has_ended(run: RunPaths) -> bool:
 
 
 def follow_until_closed(root: str) -> None:
-    """Log the run in the folder ``root`` to MLflow until standard input is closed; the process of ``followed``."""
+    """Log the run in the folder ``root`` to MLflow until standard input is closed; called by ``followed``."""
     _follow(RunPaths(Path(root)), None, lambda: bool(select.select([sys.stdin], [], [], FOLLOW_SECONDS)[0]))
 
 
 def followed(run: RunPaths, config: RunConfig) -> "subprocess.Popen[str] | None":
-    """Start a process that logs ``run`` to MLflow while it works, if the parameter ``tracker`` says so; else None."""
+    """If the parameter ``tracker`` is ``mlflow``, start a process that logs ``run`` while it works, and return it.
+
+    Return None for another value.
+    """
     if config.tracker != "mlflow":
         return None
     program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import follow_until_closed as f; f(sys.argv[1])"
@@ -517,7 +520,8 @@ def export_when_asked(run: RunPaths, config: RunConfig, follower: "subprocess.Po
     Args:
         run: the run, which has ended.
         config: the run's configuration.
-        follower: the process of ``followed``. If it logged the run to its end, its output is printed and no more done.
+        follower: the process of ``followed``, if there is one. If it logged the run to its end, its output is printed,
+            and the run is not exported again.
     """
     if config.tracker != "mlflow":
         return

@@ -46,7 +46,7 @@ class Jobs(click.ParamType[int | None]):
 
 
 def _params_path(path: Path) -> Path:
-    """Return the path of a file of parameters; one that comes with FVC, such as params/demo.yaml, from any folder."""
+    """Return ``path``, or if it does not exist, a file of this path that comes with FVC (params/demo.yaml)."""
     shipped = HOME / path
     return shipped if not path.exists() and shipped.is_file() else path
 

@@ -19,7 +19,7 @@ def run() -> None:
     """Run the command that the arguments of this process name, and exit with its code.
 
     Raises:
-        SystemExit: always, with the exit code; it is 2 if the process may have too few addresses.
+        SystemExit: always, with the exit code; it is 2 if the address space of the process is limited too tightly.
     """
     addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
     if addresses != resource.RLIM_INFINITY and addresses < LEAST_ADDRESS_BYTES:

@@ -8,22 +8,24 @@ stopped: list[int] = []  # the signals that came, outside the runner
 
 
 def leave(number: int, frame: object) -> None:
-    """Leave with the exit code of the first signal, while the runner has no handlers of its own."""
+    """Handle a signal while the runner has not set its own handlers: exit with the code of the first signal."""
     stopped.append(number)
     sys.exit(EXIT_CODES[stopped[0]])
 
 
 def ignore_signals() -> None:
-    """Ignore signals at the very end: Python removes its handlers before it exits, and a signal would kill it."""
+    """Ignore signals while Python exits: it removes its handlers first, so a signal would kill the process."""
     for number in EXIT_CODES:
         signal.signal(number, signal.SIG_IGN)
 
 
 def message_of_import(error: Exception) -> int | str:
-    """Return what ``sys.exit`` gets for an error of an import: a missing package, or an import that a signal ended.
+    """Return the argument of ``sys.exit`` for the error of an import.
+
+    It is an exit code if a signal ended the import, or a message if a package is missing.
 
     Raises:
-        Exception: ``error``, if it is neither.
+        Exception: ``error``, if it has another cause.
     """
     if stopped:  # a library whose import was ended made an error of its own of it
         return EXIT_CODES[stopped[0]]

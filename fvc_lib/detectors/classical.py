@@ -129,7 +129,7 @@ _TREES = tuple({"rounds": rounds, "leaves": leaves} for leaves, rounds in ((3, 4
 
 
 def _smallest_leaf(num_rows: int) -> int:
-    """Return the least number of rows in a leaf of a tree: a tenth of ``num_rows``, but 3 to 20.
+    """Return the least number of rows in a leaf of a tree: a tenth of ``num_rows``, at least 3 and at most 20.
 
     With 50 videos the usual 20 would allow a single split.
     """

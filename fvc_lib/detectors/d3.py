@@ -32,7 +32,10 @@ def volatility(features: Values) -> Values:
 
 
 def _fit(features: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
-    """Return median and spread of the training videos' scores; labels are not looked at, and ranks do not change."""
+    """Return the median and the standard deviation of the training videos' scores; labels are not used.
+
+    They only shift and scale the scores, so the order of the scores does not change.
+    """
     scores = volatility(features)
     spread = scores.std()
     return {"median": np.array([np.median(scores)]), "spread": np.array([spread if spread > 0 else 1.0])}

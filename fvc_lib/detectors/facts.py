@@ -56,7 +56,7 @@ class DetectorFacts:
         ]
 
     def record(self) -> dict[str, Any]:
-        """Return the facts as JSON values by name; sentences for people are in ``text`` only."""
+        """Return the facts as JSON values by name."""
         spec = self.spec
         names = ("name", "family", "paper", "licence", "weights", "weights_licence", "brings_weights", "of_features")
         sizes = {"num_frames": spec.num_frames, "side": spec.side, "num_parameters": self.num_parameters}

@@ -77,9 +77,9 @@ def _described(outputs: Sequence[Tensor], features: Tensor) -> Tensor:
 
 
 def _ends_of_stages(outputs: Sequence[Tensor]) -> list[int]:
-    """Return the place of the last block of every stage, a series of consecutive blocks with outputs of equal shape.
+    """Return the index of the last block of every stage, a series of consecutive blocks with outputs of equal shape.
 
-    If all outputs have the same shape, as in a vision transformer, up to four places are returned: at even distances,
+    If all outputs have the same shape, as in a vision transformer, up to four indices are returned: at even distances,
     the last block included. ``outputs`` has the output of every block.
     """
     shapes = [output.shape for output in outputs]

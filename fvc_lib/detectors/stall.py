@@ -1,13 +1,13 @@
 """``stall:TRUNK``: STALL, which calls a video fake if its frames or their changes are unlikely among real videos.
 
 Nothing is trained, and no fake is looked at. Two Gaussians are fitted to the real videos of the training part: one to
-the features of frames, one to the differences of neighbouring frames' features, divided by their length. The likelihood
-of a video is the largest of its frames under the first, and the smallest of its differences under the second. Each
-becomes the share of real training videos that are no more likely. The score is the mean of both shares.
+the features of frames, one to the differences of neighbouring frames' features, divided by their length. A video has
+two likelihoods: the largest of its frames under the first Gaussian, and the smallest of its differences under the
+second. Each becomes the share of real training videos that are no more likely. The score is the mean of both shares.
 
-As published, 16 frames are taken, 8 a second, and resized to a square. The publisher begins at a random frame, and fits
-the first Gaussian to a random frame of every video; here the frames are from the middle of the video, and the frame is
-the middle one. The published Gaussians are fitted to 33,976 videos: shares of few videos are coarse.
+As published, 16 frames are taken, 8 a second, and resized to a square. Unlike the published method, the frames are
+from the middle of the video instead of a random place. The first Gaussian is fitted to the middle frame of every video
+instead of a random one. The published Gaussians are fitted to 33,976 videos; with few videos the shares are coarse.
 """
 
 import numpy as np
@@ -35,18 +35,21 @@ def whitening(vectors: Values) -> tuple[Values, Values]:
 
 
 def log_likelihoods(vectors: Values, mean: Values, matrix: Values) -> Values:
-    """Return the logarithm of the density of whitened vectors (..., F) under a standard Gaussian, (...)."""
+    """Whiten ``vectors`` (..., F), and return the log of their density under a standard Gaussian, float64 (...).
+
+    ``mean`` and ``matrix`` are the result of ``whitening``.
+    """
     whitened = (vectors - mean) @ matrix
     return np.asarray(-0.5 * (matrix.shape[1] * np.log(2 * np.pi) + (whitened**2).sum(-1)))
 
 
 def changes(features: Values) -> tuple[Values, Values]:
-    """Return the differences of neighbouring frames' features (N, T, F), of length 1, and their lengths before.
+    """Return the differences of neighbouring frames' features (N, T, F), scaled to length 1, and their lengths.
 
     A difference of length 0 stays 0.
 
     Returns:
-        A tuple: float64 (N, T - 1, F), and float64 (N, T - 1).
+        A tuple: the scaled differences, float64 (N, T - 1, F), and their lengths before scaling, float64 (N, T - 1).
 
     Raises:
         UsageError: T is less than 2.
@@ -59,9 +62,10 @@ def changes(features: Values) -> tuple[Values, Values]:
 
 
 def likelihoods(arrays: Arrays, features: Values) -> tuple[Values, Values]:
-    """Return how likely the frames and the changes of N videos are, two arrays float64 (N,), of features (N, T, F).
+    """Return two log likelihoods for each of N videos with features (N, T, F).
 
-    Neighbouring frames that are equal are left out of the changes; without any change the likelihood is infinite.
+    They are float64 (N,): the largest of the frames, and the smallest of the changes between neighbouring frames. Equal
+    neighbours are left out; if all frames are equal, the second one is infinite.
     """
     directions, lengths = changes(features)
     of_frames = log_likelihoods(features, arrays["frame_mean"], arrays["frame_matrix"])

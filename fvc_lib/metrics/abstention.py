@@ -139,15 +139,15 @@ def p_values(known: Witnesses, scores: ArrayLike) -> PValues:
 
 
 def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray) -> FloatArray:
-    """Sum the votes of the known videos of a class that look at least as untypical of it as a new video.
+    """Return, for every new video, the total weight of the known videos that fit their class no better.
 
-    For label 0, these are the reals whose score is at least that of the new video. For label 1, they are the fakes
-    whose score is at most that of the new video.
+    With label 0, these are the reals with a score at least as high as that of the new video. With label 1, they are the
+    fakes with a score at most as high.
 
     Args:
-        label: 0 (real) or 1 (fake).
-        scores: float64 (N,), scores of known videos of class ``label``.
-        weights: float64 (N,), votes of these videos.
+        label: 0 (real) or 1 (fake), the class of the known videos.
+        scores: float64 (N,), scores of the known videos.
+        weights: float64 (N,), votes: each group has one vote per class, divided among its videos.
         new: float64 (M,), the new scores.
 
     Returns:

@@ -215,8 +215,9 @@ HEADINGS = {
 def detector_table(comparison: DetectorComparison) -> pl.DataFrame:
     """Return the main table for readers, one row per detector. Most values are text with units.
 
-    It holds the ROC AUC with its interval, a mark (``BEST`` or ``HIGHEST``) behind the highest value, the difference
-    from the reference, the number of runs above all controls, and the costs. ``number_table`` has the numbers.
+    It holds the ROC AUC with its interval, the difference from the reference, the number of runs above all controls,
+    and the costs. Behind the highest value stands a mark: ``BEST`` if its lead over every other detector is shown, else
+    ``HIGHEST``. ``number_table`` has the numbers.
     """
     by_name, rows = {pair.second: pair for pair in comparison.differences}, []
     for detector in comparison.detectors:
@@ -261,8 +262,9 @@ def metric_table(comparison: DetectorComparison) -> pl.DataFrame:
 def run_table(runs: Sequence[tuple[JudgedRun, str]]) -> pl.DataFrame:
     """Return one row per run: ``run_id detector seed roc_auc standing verdict trial``.
 
-    ``roc_auc`` is text with the interval. ``standing`` and ``verdict`` say whether the run is above its controls, the
-    simple predictors that it must beat. ``runs`` are pairs of a run and the name of its detector (``runs_of``).
+    ``roc_auc`` is text with the interval. ``standing`` says in a few words whether the run is above its controls, the
+    simple predictors that it must beat; ``verdict`` is a sentence on it. ``trial`` is a text if the run used only part
+    of its corpus. ``runs`` are pairs of a run and the name of its detector (``runs_of``).
     """
     rows = []
     for run, detector in runs:

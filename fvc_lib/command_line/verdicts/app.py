@@ -262,7 +262,7 @@ def web_app(desk: Desk) -> "Starlette":
 
 
 def serve(desk: Desk, port: int) -> tuple[str, Callable[[], None]]:
-    """Serve the page in a thread, and return ``(address, stop)``: the address with the token, and what ends it.
+    """Serve the page in a thread; return ``(address, stop)``: the address with its token, and a function that ends it.
 
     Raises:
         UsageError: the port cannot be used.

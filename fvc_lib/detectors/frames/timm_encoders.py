@@ -1,4 +1,4 @@
-"""Any network of timm as an encoder of frames, as ``timm:NAME``; two also by the names that detectors use for them."""
+"""Any network of timm as an encoder of frames: ``timm:NAME``, and also ``xception`` and ``efficientnet_b4``."""
 
 import math
 from functools import cache
@@ -126,7 +126,10 @@ def blocks_of(network: Any) -> tuple[nn.Module, ...]:
 
 
 def _place_of(published: Any) -> str:
-    """Return where timm has the weights of a network, its published configuration or None: the hub, or an address."""
+    """Return where the weights of a network can be fetched, such as ``hub: timm/resnet50.a1_in1k``, or a URL.
+
+    The text is empty if timm knows no weights. ``published`` is timm's configuration of the network, or None.
+    """
     if published and published.hf_hub_id:
         return f"hub: {published.hf_hub_id}"
     return (published and published.url) or ""

@@ -61,7 +61,7 @@ _BIBTEX = r"""@article{fridrich2012rich,
 
 
 class FrameCnn(FrameTrunk):
-    """A CNN on the forensic maps of every frame, pooled over space and then over time.
+    """A CNN on maps of noise residuals, frame differences and colours, pooled over space and then over time.
 
     Features are the mean, maximum and minimum over time. The maximum shows the jump at a splice, the minimum shows the
     missing motion of a frozen frame.
