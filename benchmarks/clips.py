@@ -32,7 +32,6 @@ from fvc_lib.engine import loading
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loading import PlannedBatch, effective_batches, epoch_order, load_planned
 from fvc_lib.engine.loop import Engine
-from fvc_lib.engine.task import Stream
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import AUGMENTED
@@ -41,7 +40,6 @@ from fvc_lib.tasks.video.training import VideoTask, engine_settings
 from fvc_lib.video.clips.shards import ClipShards, write_shards
 from fvc_lib.video.clips.store import ClipStore, Pixels
 
-BUFFER = 1000
 T = TypeVar("T")
 Reader = Callable[[], Iterator[Pixels]]
 
@@ -80,7 +78,7 @@ def listed(shards: ClipShards) -> list[tuple[str, int]]:
     return [clip for shard in shards.manifest.shards for clip in shard.clips]
 
 
-def readers(store: ClipStore, shards: ClipShards, stream: ClipShards) -> dict[str, Reader]:
+def readers(store: ClipStore, shards: ClipShards) -> dict[str, Reader]:
     """Ours and the peers; those that can, read in a shuffled order."""
     clips = listed(shards)
     ids = [clips[number][0] for number in epoch_order(len(clips), 0, 0).tolist()]
@@ -90,7 +88,6 @@ def readers(store: ClipStore, shards: ClipShards, stream: ClipShards) -> dict[st
         "store, shuffled": lambda: (loaded(store, each) for each in ids),
         "store, mapped and copied": lambda: (np.array(store.read(each, 0)) for each in ids),
         "shards, shuffled": lambda: (loaded(shards, each) for each in ids),
-        f"stream, shuffle_buffer {BUFFER}": lambda: streamed(stream),
         "np.load of the store's files": lambda: (np.load(path) for path in paths),
     }
     try:
@@ -108,14 +105,6 @@ def readers(store: ClipStore, shards: ClipShards, stream: ClipShards) -> dict[st
     found["webdataset with rows, in order"] = lambda: with_webdataset(0)
     found["webdataset with rows, shuffle(1000)"] = lambda: with_webdataset(1000)
     return found
-
-
-def streamed(shards: ClipShards) -> Iterator[Pixels]:
-    """Every clip in the order of a shuffle buffer."""
-    clips = listed(shards)
-    places = np.array([shards.place_of(*clip) for clip in clips])
-    for number in epoch_order(len(clips), 0, 0, stream=Stream(places[:, 0], places[:, 1], shards.buffer)).tolist():
-        yield loaded(shards, clips[number][0])
 
 
 def loaded(source: ClipSource, video: str) -> Pixels:
@@ -223,14 +212,12 @@ def main() -> None:
         folder = timed("shards written", asked.clips, lambda: write_shards(store, clips))
         shards = ClipShards(folder)
         timed("shards verified, once a process", asked.clips, shards.verify)
-        stream = ClipShards(folder, BUFFER)
-        stream.verify()
         print(f"\n{asked.clips:,} clips of {store.shape}, {np.prod(store.shape) / 1e6:.2f} MB each; clips per second:")
-        rates = compare(readers(store, shards, stream), asked.clips, asked.rounds, Path(name))
+        rates = compare(readers(store, shards), asked.clips, asked.rounds, Path(name))
         print(f"  {'':<38}{'warm':>8}{'per CPU s':>11}{'cold':>8}")
         for reader, rate in rates.items():
             print(f"  {reader:<38}{rate.warm:8.0f}{rate.warm_cpu:11.0f}{rate.cold:8.0f}")
-        show_waits({"store": store, "shards": shards, "stream": stream}, listed(shards), asked)
+        show_waits({"store": store, "shards": shards}, listed(shards), asked)
 
 
 def timed(what: str, num_clips: int, work: Callable[[], T]) -> T:
@@ -245,7 +232,7 @@ def wait_beside_a_device(data: ClipDataset, num_workers: int, num_steps: int, st
     """Shares of the time for which steps of 16 clips wait for them: in all, and without the wait for the first."""
     planned, epoch = list[PlannedBatch](), 0
     while len(planned) < num_steps:
-        order = epoch_order(len(data), epoch, 0, stream=data.stream)
+        order = epoch_order(len(data), epoch, 0)
         planned += [PlannedBatch(0, epoch, samples) for samples in effective_batches(order, 16)]
         epoch += 1
     waits, began = [], time.perf_counter()

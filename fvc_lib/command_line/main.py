@@ -202,8 +202,7 @@ _FULL = "Make room (fvc clean shows what may go), or choose another folder: FVC_
 @click.option(
     "-j", "--jobs", type=Jobs(), default="auto", show_default=True,
     help="Number of folds to train at once, or auto: one per core as far as memory goes, on GPUs as many as "
-    "get one each, or num_ranks each (-p num_ranks auto: as many as there are GPUs for each). They share the memory "
-    "budget; each computes with its part of the cores "
+    "get one each, or num_ranks each. They share the memory budget; each computes with its part of the cores "
     "(OMP_NUM_THREADS says otherwise), so that the numbers stay the same.",
 )  # fmt: skip
 @click.option(

@@ -18,7 +18,6 @@ from fvc_lib.command_line import commands
 from fvc_lib.command_line.options import is_quiet
 from fvc_lib.execution.plan import PlannedTask, line_of_other_code, make_plan, read_notebooks, set_aside
 from fvc_lib.execution.run import which_run
-from fvc_lib.execution.run.gpus import ranks_chosen_here
 from fvc_lib.execution.run.record import begin_run, read_run_record, record_resumption
 from fvc_lib.execution.run.runner import Runner, Terminal
 from fvc_lib.execution.run.status import is_worked_on, leave_to_jobs, read_status, run_lock, status_now
@@ -34,7 +33,6 @@ from fvc_lib.execution.slurm import (
 )
 from fvc_lib.execution.stages import Notebook, Task, refuse_stage_of_another_task, stage_named, task_keys
 from fvc_lib.services.config import DECLARED, RunConfig
-from fvc_lib.services.config_fields import AUTO_RANKS
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.home import program
 from fvc_lib.services.isolated_workers import run_isolated
@@ -132,9 +130,6 @@ class RunCommand:
             _refuse_wrong_corpus(self.config)
         refuse_stage_of_another_task(self.config, self._only, self._start, *self._force)
         self._tasks = task_keys(options.tasks, self.config) if options.tasks else None
-        if self._submits and self.config.num_ranks == AUTO_RANKS:
-            raise UsageError("num_ranks auto: counts this machine's GPUs, not a node's. For jobs: -p num_ranks NUMBER.")
-        self.config, self._chosen = ranks_chosen_here(self.config, options.jobs)
 
     def plan(self) -> list[PlannedTask]:
         """Return all tasks (notebooks, or folds of them), each with the decision whether it runs, and the reason."""
@@ -217,14 +212,10 @@ class RunCommand:
         return begin_run(self.config, command=self._command, prepare=prepare, state=state, submits=self._submits)
 
     def _describe(self, plan: Sequence[PlannedTask]) -> None:
-        """Print which finished trainings of ``plan`` do not run again although their code has changed.
-
-        If ``num_ranks`` (processes per training) is ``auto``, the number that was chosen for this machine is printed,
-        too.
-        """
+        """Print which finished trainings of ``plan`` do not run again although their code has changed."""
         finished = [planned.task for planned in plan if planned.only_if_changed or not planned.run]
         of = self.run or self.ancestor
-        for line in filter(None, (line_of_other_code(of, finished) if of else "", self._chosen)):
+        if of and (line := line_of_other_code(of, finished)):
             click.echo(line)
 
     def _print_fork(self, ancestor: RunPaths) -> tuple[list[Task], dict[str, which_run.Change]]:

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fvc_lib.engine.random_state import stable_seed
-from fvc_lib.engine.task import Batch, EpochSampleSet, Sample, SampleSet, Stream, stack_samples
+from fvc_lib.engine.task import Batch, EpochSampleSet, Sample, SampleSet, stack_samples
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.memory import PREFETCHED_BATCHES, memory_advice
 
@@ -33,9 +33,7 @@ _WORKER_DIED = re.compile(
 )
 
 
-def epoch_order(
-    num_samples: int, epoch: int, seed: int, classes: Sequence[int] | None = None, stream: Stream | None = None
-) -> IntArray:
+def epoch_order(num_samples: int, epoch: int, seed: int, classes: Sequence[int] | None = None) -> IntArray:
     """Return the order of the samples in one epoch: (num_samples,) int64 sample indices.
 
     Args:
@@ -45,21 +43,10 @@ def epoch_order(
         classes: (num_samples,) class of every sample, to balance the classes; None: the order is a permutation. All
             classes occur equally often, up to a difference of one. Samples of a rare class are repeated, all of them
             equally often up to a difference of one. Of a common class only some samples occur, without repetition.
-        stream: positions of the samples in shards (files), for a shuffle buffer; None: samples are shuffled freely.
-            Shards are read in random order, and their samples fill a buffer of ``stream.buffer`` samples. For every
-            further sample that is read, a random sample leaves the buffer and is the next one of the order.
     """
     generator = np.random.default_rng(stable_seed("epoch order", seed, epoch))
-    shard_order = generator.permutation(int(stream.shards.max()) + 1) if stream is not None else None
-
-    def shuffled(members: IntArray) -> IntArray:
-        if stream is None or shard_order is None:
-            return generator.permutation(members)
-        read = members[np.lexsort((stream.places[members], shard_order[stream.shards[members]]))]
-        return _buffered(read, stream.buffer, generator)
-
     if classes is None:
-        return shuffled(np.arange(num_samples))
+        return generator.permutation(num_samples)
     labels = np.asarray(classes)
     kinds = np.unique(labels)
     shares = np.full(kinds.size, num_samples // kinds.size)
@@ -67,7 +54,7 @@ def epoch_order(
     drawn = []
     for kind, share_of_kind in zip(kinds, shares, strict=True):
         members = np.flatnonzero(labels == kind)
-        rounds = [shuffled(members) for _ in range(-(-share_of_kind // members.size))]
+        rounds = [generator.permutation(members) for _ in range(-(-share_of_kind // members.size))]
         drawn.append(np.concatenate(rounds)[:share_of_kind])
     return generator.permutation(np.concatenate(drawn))
 
@@ -104,20 +91,6 @@ def batches_per_epoch(num_samples: int, size: int) -> int:
     An effective batch has ``size`` samples; the last may have fewer.
     """
     return -(-num_samples // size)
-
-
-def _buffered(read: IntArray, buffer: int, generator: np.random.Generator) -> IntArray:
-    """Return the sample indices ``read`` in the order in which they leave a shuffle buffer of ``buffer`` samples.
-
-    ``read`` is (n,) int64, in reading order; ``generator`` draws the samples that leave the buffer.
-    """
-    held, out = read[:buffer].copy(), np.empty_like(read)
-    drawn = generator.integers(buffer, size=max(0, read.size - buffer)).tolist()
-    for number, (place, coming) in enumerate(zip(drawn, read[buffer:].tolist(), strict=True)):
-        out[number] = held[place]
-        held[place] = coming
-    out[len(drawn) :] = generator.permutation(held)
-    return out
 
 
 class LoaderDiedError(FvcError):

@@ -299,9 +299,8 @@ class Engine:
         classes = data.classes if settings.balance_classes else None
         if settings.balance_classes and classes is None:
             raise DataError("balanced sampling: the training data names no classes; turn it off or give them.")
-        stream = data.stream if isinstance(data, tasks.StreamedSampleSet) else None
         for epoch in range(epochs_done, settings.epochs):
-            order = loading.epoch_order(len(data), epoch, settings.seed, classes, stream)
+            order = loading.epoch_order(len(data), epoch, settings.seed, classes)
             for samples in effective_batches(order, settings.effective_batch_size, batches_done):
                 yield PlannedBatch(_TRAINING, epoch, share(samples, self._ranks.rank, self._ranks.size))
             batches_done = 0

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -259,30 +257,6 @@ class FollowsEpochs(Protocol):
         the beginning of every epoch, and when a training resumes within an epoch.
         ``build_model`` must return a model with ``requires_grad=True`` for every parameter that any epoch trains.
         """
-
-
-@dataclass(frozen=True)
-class Stream:
-    """The positions of a data set's N samples in shards (files that are read from beginning to end).
-
-    Attributes:
-        shards: (N,) int64, for every sample the index of the shard that contains it.
-        places: (N,) int64, for every sample its position within the shard.
-        buffer: number of samples in the shuffle buffer, from which the next sample is drawn; at least 1.
-    """
-
-    shards: npt.NDArray[np.int64]
-    places: npt.NDArray[np.int64]
-    buffer: int
-
-
-@runtime_checkable
-class StreamedSampleSet(Protocol):
-    """A data set whose samples may be stored in shards that are slow to read in random order."""
-
-    @property
-    def stream(self) -> Stream | None:
-        """Return the positions of the samples in shards; None if they can be read in random order as fast."""
 
 
 @runtime_checkable

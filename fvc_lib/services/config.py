@@ -17,7 +17,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, mod
 
 from fvc_lib.services.atomic_files import content_digest, sha256_of_json
 from fvc_lib.services.config_fields import (
-    AUTO_RANKS,
     TRAINED,
     TUNE,
     TUNE_WORDS,
@@ -27,7 +26,6 @@ from fvc_lib.services.config_fields import (
     known_families,
     known_operating_point,
     matching,
-    number_or_auto,
     one_of,
     split_names,
     split_pairs,
@@ -184,8 +182,8 @@ class RunConfig(BaseModel):
         _VIDEO, neutral=0.0, ge=0, le=1,
     )  # fmt: skip
     # On resume, the stage that writes shards is skipped if it has finished. So another value needs a fork (a new run).
-    clip_source: Literal["store", "shards", "stream"] = field(
-        "store", "weights", "store: a file per clip; shards: tar files, read at any place; stream: from end to end",
+    clip_source: Literal["store", "shards"] = field(
+        "store", "weights", "store: a file per clip; shards: tar files, which WebDataset reads too",
         _CLIPS, neutral="store", stages=(AUGMENTATION,),
     )  # fmt: skip
 
@@ -229,10 +227,7 @@ class RunConfig(BaseModel):
         "auto", "rounding", "auto: cuda, else mps, else cpu", hashed=True
     )
     num_workers: int = field(0, "nothing", "loader processes, as cores and memory allow; 0: none", ge=0)
-    num_ranks: Annotated[int, BeforeValidator(number_or_auto)] = field(
-        1, "rounding", "processes, one per GPU, that share a training; auto: as GPUs allow when the run is made",
-        ge=AUTO_RANKS,
-    )  # fmt: skip
+    num_ranks: int = field(1, "rounding", "processes, one per GPU, that share a training", ge=1)
     label_smoothing: float = field(
         0.0, "weights", "share of the class target spread over all classes", _LABELLED, neutral=0.0, ge=0, lt=1
     )

@@ -94,17 +94,6 @@ def split_names(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-AUTO_RANKS = 0  # stands for ``num_ranks auto`` until a run is made; the run then holds the number of ranks
-
-
-def number_or_auto(value: Any) -> Any:
-    """Return 0 (``AUTO_RANKS``) if ``value`` is the text ``auto``, else ``value`` unchanged.
-
-    It converts the field ``num_ranks``, the number of processes of a training. The number for ``auto`` is chosen later.
-    """
-    return AUTO_RANKS if value == "auto" else value
-
-
 def split_pairs(value: Any) -> Any:
     """Return the pairs in ``value`` as a dict; names and labels become lower case.
 

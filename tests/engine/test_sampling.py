@@ -2,7 +2,6 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from fvc_lib.engine.loading import epoch_order, share
-from fvc_lib.engine.task import Stream
 
 SIZES = st.integers(1, 60)
 SEEDS = st.integers(0, 2**63 - 1)
@@ -38,26 +37,3 @@ def test_the_ranks_shares_of_a_batch_are_the_batch(num_samples, num_ranks):
     shares = [share(batch, rank, num_ranks) for rank in range(num_ranks)]
     assert [index for part in shares for index in part] == batch
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-def shards_of(sizes, buffer):
-    """Return the stream of shards of these sizes; within a shard the samples are in reverse order."""
-    shards = np.repeat(np.arange(len(sizes)), sizes)
-    places = np.concatenate([np.arange(size)[::-1] for size in sizes])
-    return Stream(shards, places, buffer)
-
-
-SHARDS = st.lists(st.integers(1, 9), min_size=1, max_size=8)
-
-
-@given(SHARDS, st.integers(1, 50), st.integers(0, 50), SEEDS)
-def test_a_stream_is_a_permutation_and_a_pure_function_of_epoch_and_seed(sizes, buffer, epoch, seed):
-    stream = shards_of(sizes, buffer)
-    order = epoch_order(sum(sizes), epoch, seed, stream=stream)
-    assert sorted(order.tolist()) == list(range(sum(sizes)))
-    assert epoch_order(sum(sizes), epoch, seed, stream=stream).tolist() == order.tolist()
-
-
-def test_the_order_of_a_stream_is_the_same_on_every_machine():
-    """A change of this order changes every result."""
-    assert epoch_order(8, 0, 0, stream=shards_of([3, 3, 2], 3)).tolist() == [5, 3, 1, 2, 0, 7, 6, 4]

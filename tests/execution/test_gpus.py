@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from fvc_lib.execution.run import gpus
-from fvc_lib.execution.run.gpus import ranks_chosen_here
 from fvc_lib.services.memory import MemoryBudget
 from fvc_lib.services.parameters import resolve_config
 
@@ -13,10 +12,6 @@ from fvc_lib.services.parameters import resolve_config
 @pytest.fixture(autouse=True)
 def no_job(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_NUM_NODES", raising=False)
-
-
-def config_of(**values):
-    return resolve_config({"model": "frame_cnn", "num_ranks": "auto", **values}, environ={})
 
 
 @pytest.mark.parametrize(
@@ -50,35 +45,13 @@ def test_gpus_are_those_that_cuda_would_see_by_the_variable(monkeypatch, named, 
     assert gpus.visible_gpus() == wanted
 
 
-@pytest.mark.parametrize(
-    ("visible", "values", "jobs", "ranks"),
-    [
-        ("0,1,2,3", {"num_folds": 5}, None, 1),
-        ("4,5,6,7,9", {"num_folds": 2}, None, 2),
-        ("0,1,2,3", {"num_folds": 5}, 2, 2),
-        ("0,1,2", {"task": "image"}, None, 3),
-        ("0,1", {"protocol": "cross_corpus", "target_corpora": ("a",)}, None, 2),
-        ("0,1", {"use_mlops_pipeline": False}, None, 2),
-        ("", {"num_folds": 2}, None, 1),
-        ("0,1,2,3", {"device": "cpu"}, None, 1),
-        ("0,1,2,3", {"model": "forensic_logistic", "num_folds": 2}, None, 1),
-        ("0,1,2,3", {"task": "image", "effective_batch_size": 3}, None, 3),
-    ],
-)
-def test_auto_is_one_rank_for_each_gpu_of_a_training(monkeypatch, visible, values, jobs, ranks):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    config, sentence = ranks_chosen_here(config_of(**values), jobs)
-    assert config == config_of(**values).model_copy(update={"num_ranks": ranks})
-    assert sentence.startswith(f"num_ranks auto: {ranks} (")
-
-
 def test_over_the_nodes_of_a_job_one_training_goes_at_a_time(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-    config = config_of(num_folds=2, num_ranks=8)
-    assert (config.num_ranks, gpus.most_of_ranks_at_once(config), gpus.folds_at_once(config)) == (8, 1, 1)
-    many, _ = ranks_chosen_here(config_of(num_folds=5))
-    assert (many.num_ranks, gpus.most_of_ranks_at_once(many), gpus.folds_at_once(many)) == (1, None, 4)
+    for num_folds, num_ranks, most, at_once in ((2, 8, 1, 1), (5, 1, None, 4)):
+        values = {"model": "frame_cnn", "num_folds": num_folds, "num_ranks": num_ranks}
+        config = resolve_config(values, environ={})
+        assert (gpus.most_of_ranks_at_once(config), gpus.folds_at_once(config)) == (most, at_once)
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def test_what_is_saved_with_a_run_reads_back_as_itself(corpus, epochs):
         ("experiment: yes", "yes"), ("label_map: {yes: fake, no: real}", {"yes": "fake", "no": "real"}),
         ("label_map: {01: fake, 00: real}", {"01": "fake", "00": "real"}), ("mem_gb: null", None),
         ("mem_gb:", None), ("augmentations: [flip, noise]", ("flip", "noise")),
-        ("num_ranks: auto", 0), ("targets: []", ()),
+        ("targets: []", ()),
     ],
 )  # fmt: skip
 def test_a_params_file_says_what_it_would_say_on_the_command_line(tmp_path, line, value):

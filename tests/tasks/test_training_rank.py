@@ -138,13 +138,13 @@ class Net(FrameCnn):
 
 
 @pytest.mark.long
-def test_each_sample_of_a_stream_comes_once_an_epoch_over_two_ranks_with_two_loaders_each(
+def test_each_sample_of_shards_comes_once_an_epoch_over_two_ranks_with_two_loaders_each(
     two_ranks, tmp_path, monkeypatch
 ):
     """The network itself says what it sees. The same bits with and without loaders; those of one process, rounded."""
     (tmp_path / "sees.py").write_text(SEES)
     tiny = two_ranks.with_config(
-        clip_source="stream", model=f"{tmp_path / 'sees.py'}:Net", early_stopping_epochs=0, epochs=3,
+        clip_source="shards", model=f"{tmp_path / 'sees.py'}:Net", early_stopping_epochs=0, epochs=3,
         shuffled_label_control=False,
     )  # fmt: skip
     write_shards(tiny.store, read_table(tiny.paths.augmented_metadata, AUGMENTED), shard_bytes=60_000)

@@ -1,7 +1,6 @@
 """Share out GPUs: how many trainings run at once, with how many ranks, and which GPUs a training gets.
 
-A rank is one of the processes that share a training. The parameter value ``num_ranks auto`` is replaced by a number
-when a run is made. With T trainings at once and G GPUs the number is 1 if T >= G, else G // T. Every rank gets a GPU.
+A rank is one of the processes that share a training. Every rank gets a GPU.
 """
 
 import os
@@ -10,10 +9,8 @@ from itertools import takewhile
 
 from fvc_lib.execution.run.record import gpus
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.config_fields import AUTO_RANKS
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory import memory_budget
-from fvc_lib.services.tasks import TASKS
 
 # Training a fold of the built-in networks takes 0.6 to 1 GB.
 FOLD_BYTES = 2_000_000_000
@@ -74,27 +71,3 @@ def most_of_ranks_at_once(config: RunConfig) -> int | None:
         return None
     has_nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) > 1
     return 1 if has_nodes else max(1, len(here) // config.num_ranks)
-
-
-def ranks_chosen_here(config: RunConfig, jobs: int | None = None) -> tuple[RunConfig, str]:
-    """Replace ``num_ranks auto`` by the number of this machine's GPUs that each training gets, at least 1.
-
-    Every rank (process of a training) then has a GPU.
-
-    Args:
-        config: the parameters.
-        jobs: the value of ``--jobs``, the number of folds to train at once; None: ``auto``.
-
-    Returns:
-        The configuration with a number, and a sentence that explains the number. The sentence is empty if ``num_ranks``
-        was a number already.
-    """
-    if config.num_ranks != AUTO_RANKS:
-        return config, ""
-    fans_out = config.use_mlops_pipeline and TASKS[config.task].training_stage.per_fold
-    most = config.num_trainings if fans_out else 1
-    at_once = min(jobs or most, most)
-    num_gpus = 0 if config.device == "mps" else len(training_gpus(config))
-    ranks = max(1, min(num_gpus // at_once, config.effective_batch_size))
-    why = f"GPUs here: {num_gpus}, trainings at once: {at_once}"
-    return config.model_copy(update={"num_ranks": ranks}), f"num_ranks auto: {ranks} ({why})"

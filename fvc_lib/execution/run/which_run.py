@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.execution.plan import PlannedTask, begin_training_state, written_by
-from fvc_lib.execution.run.gpus import ranks_chosen_here
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import RunState, is_worked_on, read_status
 from fvc_lib.execution.stages import (
@@ -25,7 +24,7 @@ from fvc_lib.execution.stages import (
 )
 from fvc_lib.services import config as configuration, parameters
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
-from fvc_lib.services.config_fields import AUTO_RANKS, read_yaml
+from fvc_lib.services.config_fields import read_yaml
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.home import NOTEBOOKS, PARAMS
 from fvc_lib.services.parameters import resolve_config, run_config
@@ -131,8 +130,6 @@ def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) ->
 def config_to_resume(run: RunPaths, given: GivenValues, arguments: Sequence[str], remedy: str = "") -> RunConfig:
     """Return the configuration with which a command resumes ``run``: the run's values, updated by the command's.
 
-    If the command has ``num_ranks auto``, the result has the run's number of ranks (processes that share a training).
-
     Args:
         run: the run.
         given: the parameters that the command was given.
@@ -144,8 +141,6 @@ def config_to_resume(run: RunPaths, given: GivenValues, arguments: Sequence[str]
     """
     own = run_config(run.params_yaml)
     wanted = _with_written(own, given)
-    if wanted.num_ranks == AUTO_RANKS:
-        wanted = wanted.model_copy(update={"num_ranks": own.num_ranks})
     parameters.refuse_contradictions(wanted, given.written)
     if changed := {name: change for name, change in changes(own, wanted).items() if name not in MAY_CHANGE_ON_RESUME}:
         resume = [] if any(text.startswith("--resume") for text in arguments) else ["--resume", str(run.root)]
@@ -293,9 +288,7 @@ def open_run(
             f'begins with params/{demo.name} ({", ".join(differs)}). For the cell\'s own values: run_dir = "new".'
         )
     parameters.refuse_contradictions(given.config, given.written)
-    config, chosen = ranks_chosen_here(given.config, jobs=1)  # one fold at a time
-    print(chosen, end="\n" if chosen else "")
-    return begin_run(config, command=command, state=state), config, True
+    return begin_run(given.config, command=command, state=state), given.config, True
 
 
 def edited_values(cell: Mapping[str, Any], task: str | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fvc_lib.corpus.folds import TrainingRows, make_folds, most_folds
 from fvc_lib.corpus.protocols import all_rows, training_rows
 from fvc_lib.engine.random_state import stable_seed
-from fvc_lib.engine.task import Batch, Sample, Stream
+from fvc_lib.engine.task import Batch, Sample
 from fvc_lib.metrics.classification import IntArray
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
@@ -33,7 +33,6 @@ from fvc_lib.video.wavelet_bands import BandSwap, with_bands_of
 
 _logger = logging.getLogger(__name__)
 INNER_PARTS = 2  # parts of the training groups whose held-out logits calibrate a network
-STREAM_BUFFER = 1000  # number of read clips among which the next sample of a stream is drawn
 
 
 @dataclass(frozen=True)
@@ -68,20 +67,6 @@ class ClipRow:
 # A source gives the clips of a video's copy. It has ``has``, ``load``, ``settings_hash`` and ``shape``, which is
 # (N T, 3, S, S) for N clips of T frames.
 ClipSource = ClipStore | ClipShards | FeatureSource
-
-
-def stream_of(source: ClipSource, clips: Sequence[tuple[str, int]], samples_of_each: int = 1) -> Stream | None:
-    """Return the shard of every sample of ``clips`` and its position there; None if the source allows random access.
-
-    Args:
-        source: the clips.
-        clips: video id and augmentation index of each entry.
-        samples_of_each: the number of consecutive samples that one entry of ``clips`` gives.
-    """
-    if not isinstance(source, ClipShards) or not source.buffer:
-        return None
-    places = np.array([source.place_of(*clip) for clip in clips], np.int64).reshape(-1, 2).repeat(samples_of_each, 0)
-    return Stream(places[:, 0], places[:, 1], source.buffer)
 
 
 class ClipDataset:
@@ -126,11 +111,6 @@ class ClipDataset:
     def classes(self) -> tuple[int, ...]:
         """The labels of all samples."""
         return tuple(row.label for row in self.rows for _ in range(self._per_row))
-
-    @property
-    def stream(self) -> Stream | None:
-        """The shard of every sample and its position there; None if the source allows random access."""
-        return stream_of(self._source, [(row.video_id, row.augmentation_index) for row in self.rows], self._per_row)
 
     def __len__(self) -> int:
         return len(self.rows) * self._per_row
@@ -346,7 +326,7 @@ def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
     if config.clip_source == "store":
         store.note_use()
         return store
-    shards = ClipShards(shards_folder(store, made), STREAM_BUFFER if config.clip_source == "stream" else 0)
+    shards = ClipShards(shards_folder(store, made))
     shards.verify()
     note_use(shards.folder, {})
     return shards

@@ -16,10 +16,10 @@ from fvc_lib.detectors.own.transformer import TokenNumbers
 from fvc_lib.detectors.own.video_text import JointSpace, NetworkPlan, VideoTextNetwork
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD, TextTokenizer
 from fvc_lib.detectors.texts.transformers_encoders import OWN, encoder_tensors
-from fvc_lib.engine.task import Batch, LossSum, Outputs, Sample, SampleColumns, SampleSet, Stream
+from fvc_lib.engine.task import Batch, LossSum, Outputs, Sample, SampleColumns, SampleSet
 from fvc_lib.metrics.video_text import DIRECTIONS, KS, Ranking, retrieval_metrics
 from fvc_lib.services.config import RunConfig
-from fvc_lib.tasks.video.data import ClipSource, stream_of
+from fvc_lib.tasks.video.data import ClipSource
 
 TOKENIZER = "tokenizer.json"  # file of the tokenizer, next to the weights
 TOKENS = "caption_tokens"
@@ -65,14 +65,6 @@ class VideoTextDataset:
         self._texts = text_tensors(tokenizer, texts, max_tokens, encoder)
         row_of = {text: row for row, text in enumerate(texts)}
         self._text_row = torch.tensor([row_of[text] for text in pairs["text"]], dtype=torch.int64)
-
-    @property
-    def stream(self) -> Stream | None:
-        """The shard of every sample and its position in the shard; None if clips can be read in any order.
-
-        A shard is a file with many clips, which is read from its beginning to its end.
-        """
-        return stream_of(self._source, [(video_id, 0) for video_id in self._video_ids])
 
     def __len__(self) -> int:
         return len(self.sample_ids)

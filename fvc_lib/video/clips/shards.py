@@ -174,15 +174,13 @@ class ClipShards:
 
     Args:
         folder: the folder of the shards.
-        buffer: size of the shuffle buffer, in clips: shards are streamed into the buffer, and the next clip is drawn
-            from it. 0: no streaming; clips are read in any order.
 
     Raises:
         DataError: there are no shards, or the manifest is damaged.
     """
 
-    def __init__(self, folder: AnyPath, buffer: int = 0) -> None:
-        self.folder, self.buffer = Path(folder), buffer
+    def __init__(self, folder: AnyPath) -> None:
+        self.folder = Path(folder)
         self.manifest = read_manifest(folder)
         self.shape, self.settings_hash = self.manifest.shape, self.manifest.settings_hash
         self.clips = [clip for shard in self.manifest.shards for clip in shard.clips]
@@ -196,17 +194,6 @@ class ClipShards:
     def has(self, video_id: str, augmentation_index: int) -> bool:
         """Return whether the manifest names the clip."""
         return (video_id, augmentation_index) in self._places
-
-    def place_of(self, video_id: str, augmentation_index: int) -> tuple[int, int]:
-        """Return a tuple: the index of the clip's shard in the manifest, and the clip's index in that shard.
-
-        Raises:
-            DataError: the manifest does not name the clip.
-        """
-        if not self.has(video_id, augmentation_index):
-            clip = f"clip {video_id!r} number {augmentation_index}"
-            raise DataError(f"{clip} is not in the shards of {str(self.folder)!r}. {REMEDY}")
-        return self._places[video_id, augmentation_index]
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
         """Read t consecutive frames of a clip into an array.
@@ -222,7 +209,10 @@ class ClipShards:
             ValueError: ``frames`` has another type or shape.
         """
         check_part(frames, self.shape, first)
-        shard, place = self.place_of(video_id, augmentation_index)
+        if not self.has(video_id, augmentation_index):
+            clip = f"clip {video_id!r} number {augmentation_index}"
+            raise DataError(f"{clip} is not in the shards of {str(self.folder)!r}. {REMEDY}")
+        shard, place = self._places[video_id, augmentation_index]
         if shard not in self._offsets:
             self._check(shard)
         path = self.folder / self.manifest.shards[shard].name
