@@ -1,4 +1,4 @@
-"""The examples of docs/architecture.md are all that is needed to add something: they are put into the real library."""
+"""The examples of docs/architecture.md, and three smaller ones, are put into the real library and used."""
 
 from __future__ import annotations
 
@@ -23,6 +23,45 @@ from fvc_lib.services.parameters import resolve_config
 from tests.faults import forked
 
 ROOT = Path(__file__).parents[1]
+# Examples that the page has no room for, by heading.
+SMALLER = {
+    "Adding an augmentation": '''
+@AUGMENTATIONS.register
+@dataclass(frozen=True)
+class Invert(Operation, name="invert", probability=0.2):
+    """Light and dark change places."""
+
+    def apply(self, pixels: Float) -> Float:
+        """Return grey levels counted from the other end."""
+        return 255 - pixels
+''',
+    "Adding a figure": '''
+"""How many videos each fold has."""
+
+import plotly.graph_objects as go
+
+from fvc_lib.analysis.dashboard.panels import PANELS
+from fvc_lib.analysis.read.queries import Selection
+from fvc_lib.services.tables import FOLDS, read_table
+
+
+@PANELS.register_panel("videos per fold", at=45, tasks=("video",))
+def _videos_per_fold(selection: Selection) -> go.Figure:
+    counts = read_table(selection.detailed.folds, FOLDS).group_by("fold").len().sort("fold")
+    figure = go.Figure(go.Bar(x=counts["fold"].to_list(), y=counts["len"].to_list()))
+    return figure.update_layout(xaxis_title="fold", yaxis_title="videos")
+''',
+    "Adding an encoder": """
+from torch import nn
+
+
+class MyEncoder(nn.Module):
+    num_features, num_frames, side = 3, 8, 64
+
+    def forward(self, frames):  # uint8 (B, T, 3, H, W)
+        return frames.float().mean((3, 4)) / 255  # (B, T, F): the mean colour of each frame
+""",
+}
 # By heading of the page: the file that the example is added to, a program that uses it, and what it prints.
 ADDED = {
     "Adding a detector": ("detectors/own/brightness.py", """
@@ -34,7 +73,7 @@ network = DETECTORS.get(config.model).build()
 logits = network(torch.randint(0, 256, (3, 4, 3, 16, 16), dtype=torch.uint8))
 logits.sum().backward()
 print(tuple(logits.shape), sum(p.numel() for p in network.parameters()), "brightness" in DETECTORS.names())
-""", "(3,) 3 True\n"),
+""", "(3,) 2 True\n"),
     "Adding a corpus": ("corpus/sources/two_lists.py", """
 from fvc_lib.corpus.listing import read_corpus
 corpus = folder / "corpus"
@@ -44,19 +83,19 @@ for name, text in (("a.mp4", ""), ("real.txt", "a.mp4\\n../b.mp4\\n"), ("fake.tx
 listing = read_corpus(corpus)
 print(listing.kind, [entry.path for entry in listing.entries], sorted(listing.rejected["reason"]))
 """, "two_lists ['a.mp4'] ['missing_video', 'outside_corpus']\n"),
-    "Adding a feature family": ("video/features/skewness.py", """
+    "Adding a feature family": ("video/features/contrast.py", """
 import numpy as np
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.video.features.family import Run, Sample, Stream, families_named
 from fvc_lib.video.features.worker import code_of, measured
-config = resolve_config({"feature_families": "skewness"}, environ={})
+config = resolve_config({"feature_families": "contrast"}, environ={})
 (family,) = families_named(config.feature_families)
 luma = np.zeros((1, 2, 64, 64), np.float32)
 luma[0, 0, :32, :32] = 4
 run = Run(luma, luma[:, 0])
 found = measured(Sample((run,), Stream("h264", np.ones(1, int), np.ones(1, bool), np.zeros(1))), family)
-print(round(found["skewness_luma_mean"], 3), len(found), len(code_of(family)))
-""", "1.155 6 64\n"),
+print(round(found["contrast_luma_mean"], 3), len(found), len(code_of(family)))
+""", "0.866 6 64\n"),
     "Adding an augmentation": ("video/augmentations.py", """
 import numpy as np
 from fvc_lib.services.parameters import resolve_config
@@ -86,12 +125,14 @@ print(panel.tasks, panel.draw(Selection((run,))).data[0].y)
 }  # fmt: skip
 
 
-def example(heading: str, number: int = 0) -> str:
-    """Return a block of code below a heading, the first by default."""
+def example(heading: str) -> str:
+    """Return the first block of code below a heading of the page, or a smaller example."""
+    if heading in SMALLER:
+        return SMALLER[heading]
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     section = re.search(rf"^## {heading}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     assert section, heading
-    return re.findall(r"^```python\n(.*?)^```$", section[1], re.MULTILINE | re.DOTALL)[number]
+    return re.findall(r"^```python\n(.*?)^```$", section[1], re.MULTILINE | re.DOTALL)[0]
 
 
 @pytest.fixture
@@ -176,7 +217,7 @@ def test_what_is_added_is_found_and_used_by_its_file_alone(tmp_path):
 
 
 def test_an_encoder_in_a_file_of_its_own_gets_a_head(tmp_path):
-    (tmp_path / "my_net.py").write_text(f"from torch import nn\n\n{example('Adding a detector', 1)}")
+    (tmp_path / "my_net.py").write_text(example("Adding an encoder"))
     config = resolve_config({"model": f"{tmp_path / 'my_net.py'}:MyEncoder", "head": "gru"}, environ={})
     logits = build_detector(config)(torch.zeros(2, 8, 3, 16, 16, dtype=torch.uint8))
     assert (tuple(logits.shape), config.clips.num_frames, config.clips.side) == ((2,), 8, 64)
