@@ -19,7 +19,7 @@ from fvc_lib.video.features.family import families_named
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Pages that are to be written again in short sentences.
-LONG = {"cluster", "corpora", "detectors", "features", "measurements"}
+LONG = {"cluster"}
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
