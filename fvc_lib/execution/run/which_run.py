@@ -211,7 +211,8 @@ def tasks_of_fork(plan: Sequence[PlannedTask]) -> list[Task]:
     computed again. If they come out the same, the fork keeps the copied training; otherwise it trains again.
 
     Args:
-        plan: the plan of the forked run with the new configuration, made without ``only``, ``start`` and ``force``.
+        plan: the plan (``make_plan``) of the run that is copied from, with the fork's configuration and without
+            ``only``, ``start`` and ``force``.
     """
     return [
         planned.task for planned in plan
