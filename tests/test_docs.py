@@ -18,8 +18,6 @@ from fvc_lib.video.features.family import families_named
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# Pages that are to be written again in short sentences.
-LONG = {"cluster"}
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
@@ -33,7 +31,7 @@ def sentence_lengths(text: str) -> list[int]:
 
 
 def test_sentences_are_short():
-    lengths = [length for page in PAGES if page.stem not in LONG for length in sentence_lengths(page.read_text())]
+    lengths = [length for page in PAGES for length in sentence_lengths(page.read_text())]
     assert len(lengths) > 0
     assert sum(lengths) / len(lengths) <= 17
     assert sum(length > 30 for length in lengths) <= 0.02 * len(lengths)
