@@ -36,15 +36,16 @@ def beside_the_code(name: str) -> str:
     return str((HOME if IS_CHECKOUT else Path.cwd()) / name)
 
 
-def is_held(lock: Path) -> bool:
-    """Return whether any process holds the lock file ``lock``.
+def is_held(lock: Path, patience: float = 0.0) -> bool:
+    """Return whether any process holds the lock file ``lock`` for longer than ``patience`` seconds.
 
-    It is True also if the file exists and cannot be opened, and False if there is no such file.
+    This function takes the lock for an instant, so a patience of 0 also sees other processes that only look. The result
+    is True also if the file exists and cannot be opened, and False if there is no such file.
     """
     if not lock.exists():
         return False
     try:
-        with FileLock(lock, timeout=0):
+        with FileLock(lock, timeout=patience):
             return False
     except (Timeout, OSError):
         return True

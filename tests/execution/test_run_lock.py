@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from fvc_lib.execution.run.status import is_task_worked_on, is_worked_on, run_lock
 from fvc_lib.services.errors import UsageError
@@ -58,6 +60,19 @@ def test_a_second_process_is_refused_by_name_until_the_first_is_killed(run):
     assert not is_worked_on(run.root)
     with run_lock(run.root), pytest.raises(UsageError, match=f"process {os.getpid()}"), run_lock(run.root):
         pytest.fail("two at once")
+
+
+def test_a_job_waits_for_a_process_that_only_looks_at_the_lock(run):
+    """As the jobs of an array, which begin together and all look at the lock of the whole run."""
+    with holder(run):
+        pass
+    looking = FileLock(run.root / "run.lock", thread_local=False)
+    looking.acquire()
+    timer = threading.Timer(0.1, looking.release)
+    timer.start()
+    with run_lock(run.root, ["fold_0"]):
+        assert not looking.is_locked
+    timer.join()
 
 
 @pytest.mark.fault(26)

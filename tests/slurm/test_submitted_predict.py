@@ -51,7 +51,8 @@ def test_predict_over_two_nodes_says_to_the_byte_what_it_says_here_although_a_ta
     assert (array.folds, last.after) == ((0, 1, 2, 3), (array.job_id,))
     others, lost = [f"{array.job_id}_{each}" for each in (0, 2, 3)], f"{array.job_id}_1"
     cluster.wait_for(lambda: {cluster.state(each) for each in others} == {"COMPLETED"}, "the other shards")
-    cluster.wait_for(mark.exists, "the shard to begin")
+    cluster.wait_for(lambda: mark.exists() or cluster.state(lost) == "FAILED", "the shard to begin")
+    assert mark.exists(), (out / "slurm" / f"{stage}_shards.{lost}.out").read_text()
     told = shown_by(folder, "status", out)
     assert re.search(rf"{stage} shards: 3 of 4 done; \d+ of \d+ files", told)
     assert f"job {last.job_id} ({stage}): PENDING" in told

@@ -25,7 +25,7 @@ from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.records.digests import document_damage, write_document
 from fvc_lib.services.run_paths import RunPaths, is_held
 
-_PATIENCE_SECONDS = 0.5  # how long to wait for a lock, because is_worked_on takes it for an instant
+_PATIENCE_SECONDS = 1.0  # how long to wait for a lock, because processes that only look take it for an instant
 RECORD_SECONDS = 20.0  # how long to wait for another process that writes a record, which takes milliseconds
 # "waiting": the remaining tasks belong to jobs that have not begun. "interactive": the run was begun from a notebook.
 # "requeue": it was stopped and can be resumed.
@@ -262,7 +262,7 @@ def run_lock(folder: Path, keys: Collection[str] | None = None) -> Iterator[None
                 path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
         # Check the other locks after taking ours, so that of two processes that start together at most one goes on.
         for path in _of_tasks(folder) if keys is None else [_whole(folder)]:
-            if is_held(path):
+            if is_held(path, _PATIENCE_SECONDS):
                 raise _refusal(path)
         yield
 
