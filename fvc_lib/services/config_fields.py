@@ -77,9 +77,6 @@ def field(
     return Field(default, description=description, json_schema_extra=extra, **options)
 
 
-_COMMA = re.compile(r",(?![^{}]*\})")
-
-
 def split_names(value: Any) -> Any:
     """Return the names in a text such as ``flip,noise`` or ``[flip, noise]`` as a tuple.
 
@@ -90,7 +87,7 @@ def split_names(value: Any) -> Any:
         listed = value.strip()
         if listed.startswith("[") and listed.endswith("]"):
             listed = listed[1:-1]
-        return tuple(name.strip(" '\"") for name in _COMMA.split(listed) if name.strip(" '\""))
+        return tuple(name.strip(" '\"") for name in listed.split(",") if name.strip(" '\""))
     return tuple(value) if isinstance(value, list) else value
 
 
