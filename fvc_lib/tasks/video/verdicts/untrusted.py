@@ -1,7 +1,7 @@
 """Read one untrusted file that is to be judged, in a worker process.
 
 ``look`` measures its facts, such as size and codec, and makes its clip from a single decoding. ``provenance_of`` reads
-its signed C2PA manifest, which states where the file comes from, with ``c2pa-python`` (extra ``verdicts``). No list of
+its signed C2PA manifest, which states where the file comes from, with ``c2pa-python`` (extra ``app``). No list of
 trusted signers is used, so the identity of the signer is not checked.
 
 Every worker imports this module, so it imports neither polars nor torch.
