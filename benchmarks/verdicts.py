@@ -8,7 +8,7 @@ processor time is of it and its children, without imports and loading weights, o
 
     python -m benchmarks.verdicts [RUN_OR_BUNDLE] [--files 24] [--rounds 9] [--json FILE]
 
-With ``--windows FILE``, once or more: what decoding every window of a file costs (``video/decode/windows.py``) against
+With ``--windows FILE``, once or more: what decoding every window of a file costs (``video/decode/views.py``) against
 a loop that decodes the whole file and converts the same frames by the same scaler, in one process, in turns.
 
     python -m benchmarks.verdicts --windows a.mp4 --windows b.mp4

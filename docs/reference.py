@@ -18,6 +18,7 @@ from fvc_lib.detectors.facts import facts_of_all
 from fvc_lib.metrics.declaration import declarations
 from fvc_lib.services import tables
 from fvc_lib.services.config import DECLARED, RunConfig
+from fvc_lib.services.home import CHECKOUT
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.video.features.family import POOLS, families_named
 
@@ -29,8 +30,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def code(value: object) -> str:
-    """Return ``value`` as code; empty for an empty text."""
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    """Return ``value`` as code; empty for an empty text. A path in the checkout is shown relative to it."""
+    text = value.removeprefix(f"{CHECKOUT}/") if isinstance(value, str) else json.dumps(value, default=str)
     return f"`{text}`" if text else ""
 
 
