@@ -267,11 +267,14 @@ class Precision:
         self.scaler = self._new_scaler()
         self.scaler.load_state_dict(state)
 
-    def autocast(self) -> AbstractContextManager[None]:
-        """Return a context manager for forward passes and losses; in mixed precision it is ``torch.autocast``."""
+    def autocast(self, *, enabled: bool = True) -> AbstractContextManager[None]:
+        """Return a context manager for forward passes and losses; in mixed precision it is ``torch.autocast``.
+
+        Inside of it, one with ``enabled`` False is for a backward pass.
+        """
         if self._amp_dtype is None:  # entering a disabled one costs 50 microseconds
             return nullcontext()
-        return torch.autocast(self._device_type, dtype=self._amp_dtype)
+        return torch.autocast(self._device_type, dtype=self._amp_dtype, enabled=enabled)
 
     @property
     def scales_losses(self) -> bool:

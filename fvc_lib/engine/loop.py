@@ -118,10 +118,17 @@ class Engine:
         self._enter(TrainingState(MicroBatchPlan(settings.micro_batch)))
 
     def fit(self) -> TrainingState:
-        """Train up to the last epoch, and return the final state; its ``best_model`` has the best epoch's weights.
+        """Train up to the last epoch with the task's loss, and return the final state; raises as ``batches``."""
+        for model, part in self.batches():
+            self.transaction.step(self.transaction.loss(model, part))
+        return self.state
 
-        Without validation data no epoch can be chosen, and these are the weights of the last epoch. The training
-        continues from the newest checkpoint, if there is one.
+    def batches(self) -> Generator[tuple[nn.Module, Batch]]:
+        """Train up to the last epoch, and yield the model with every micro-batch, whose loss the caller computes.
+
+        The caller calls ``step`` of ``transaction`` with the loss, once per micro-batch. At the end ``best_model`` of
+        ``state`` has the best epoch's weights. Without validation data no epoch can be chosen, and these are the
+        weights of the last epoch. The training continues from the newest checkpoint, if there is one.
 
         Raises:
             StoppedError: ``stop`` returned True; the state is saved.
@@ -133,16 +140,17 @@ class Engine:
             RankLostError: the connection to another rank was lost.
             FvcError: another rank failed; the error has the class and message of that rank's error.
         """
-        exhausted = None
+        seed, device, exhausted = stable_seed("engine", self.settings.seed), self.compute.device, None
         try:
-            self._train()
+            with forked_random_state(seed, device), devices.deterministic_algorithms(device):
+                yield from self._train()
         except (RuntimeError, MemoryError) as error:
             if not oom_detection.is_out_of_memory(error):
                 raise
             exhausted = self._watch.exhausted(error)
         finally:
             self._loaded.close()
-            for name in ("_model", "_stepper", "_transaction"):  # their memory is not needed after this
+            for name in ("_model", "_stepper", "transaction"):  # their memory is not needed after this
                 self.__dict__.pop(name, None)
         if exhausted is not None:
             raise exhausted  # not within ``except``, where the traceback would keep tensors in memory
@@ -152,21 +160,17 @@ class Engine:
                 "chosen: lower learning_rate, turn amp off, or look at the validation videos."
             )
         self._progress(self._total_steps, self._total_steps)
-        return self.state
 
-    def _train(self) -> None:
-        seed = stable_seed("engine", self.settings.seed)
-        device = self.compute.device
-        with forked_random_state(seed, device), devices.deterministic_algorithms(device):
-            self._set_up()
-            self._progress(self.state.step, self._total_steps)  # set-up is complete
-            while not self.state.finished:
-                try:
-                    self._train_epoch()
-                    continue
-                except StepLostError as error:
-                    lost = str(error)
-                self._restore_checkpoint(lost)  # not within ``except``, where the traceback would keep tensors
+    def _train(self) -> Generator[tuple[nn.Module, Batch]]:
+        self._set_up()
+        self._progress(self.state.step, self._total_steps)  # set-up is complete
+        while not self.state.finished:
+            try:
+                yield from self._train_epoch()
+                continue
+            except StepLostError as error:
+                lost = str(error)
+            self._restore_checkpoint(lost)  # not within ``except``, where the traceback would keep tensors
 
     def predict(self, data: SampleSet, weights: Mapping[str, Tensor], accumulator: Accumulator) -> LossMean:
         """Compute a model's outputs for ``data``, and return the mean loss, which is the same on all ranks.
@@ -206,7 +210,7 @@ class Engine:
             weight_decay=settings.weight_decay,
             max_gradient_norm=settings.max_gradient_norm,
         )
-        self._transaction = BatchTransaction(
+        self.transaction = BatchTransaction(
             self.task,
             self._model,
             self._precision,
@@ -277,14 +281,15 @@ class Engine:
         message = f"out of memory in the optimizer's step {at_step} ({lost}): back to step {to_step}"
         self._watch.warn("step_restored", message, to_step=to_step, lost_steps=at_step - to_step)
 
-    def _train_epoch(self) -> None:
+    def _train_epoch(self) -> Generator[tuple[nn.Module, Batch]]:
         if isinstance(self.task, tasks.FollowsEpochs):
             self.task.begin_epoch(self._model, self.state.epochs_done)
         self._model.train()
         num_batches = self._batches_per_epoch - self.state.batches_done
         for _, batch in zip(range(num_batches), islice(self._loaded, num_batches), strict=True):
             self._stop_if_asked()
-            if self._train_step(batch):
+            save = yield from self._train_step(batch)
+            if save:
                 self._save()
         self._stop_if_asked()
         self._end_epoch()
@@ -318,8 +323,10 @@ class Engine:
         num_batches = batches_per_epoch(len(data), self.settings.effective_batch_size)
         return share(list(range(num_batches)), self._ranks.rank, self._ranks.size)
 
-    def _train_step(self, batch: Batch) -> bool:
+    def _train_step(self, batch: Batch) -> Generator[tuple[nn.Module, Batch], None, bool]:
         """Take one optimizer step on an effective batch, and return whether a checkpoint is to be saved now.
+
+        Its parts are yielded as in ``batches``.
 
         ``batch`` is this rank's share of the effective batch.
         """
@@ -330,7 +337,8 @@ class Engine:
         self._watch.at("train")
         before = state.micro_batch
         draws = stable_seed("step", self.settings.seed, state.step)
-        result = self._transaction.gradients(batch, before, num_samples, draws=draws)
+        yield from self.transaction.parts(batch, before, num_samples, draws=draws)
+        result = self.transaction.result
         rate = learning_rate_at(state.step, self._total_steps, self.settings.learning_rate, self.settings.warmup_share)
         due = self._checkpoints.is_due(self.settings.checkpoint_seconds)
         norm, due = stepping.take_together(self._stepper, self._ranks, result, rate, save_is_due=due)

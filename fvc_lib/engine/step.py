@@ -21,7 +21,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,7 +45,7 @@ from fvc_lib.engine.random_state import (
 )
 from fvc_lib.engine.ranks import Agreement, GradientSum, Ranks
 from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task, stack_samples
-from fvc_lib.services.errors import DataError, FvcError
+from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.memory import memory_advice
 
 if TYPE_CHECKING:
@@ -136,15 +136,28 @@ class BatchTransaction:
         self._bounded = [module for module in model.modules() if isinstance(module, BoundedGradients)]
         self._dropout = SampleDropout(model, device)
         self._where: Place = "forward"
+        self._failure = ""  # message of the last out-of-memory error in ``loss`` or ``step``
+        self._stepped: list[LossSum | None] = []  # the answer to the last part; the loss is None if memory ran out
         self._least_failed = False  # whether the last attempt failed although it used the least possible memory
 
     def gradients(
         self, batch: Batch, micro_batch: int, num_samples: int | None = None, *, draws: int = 0
     ) -> BatchGradients:
-        """Compute the gradients of the effective batch, and store them in ``p.grad`` of the model's parameters.
+        """Compute the gradients of the effective batch with the task's loss, as ``parts``, and return ``result``."""
+        for model, part in self.parts(batch, micro_batch, num_samples, draws=draws):
+            self.step(self.loss(model, part))
+        return self.result
 
-        If memory runs out, the micro-batch is halved and the computation starts again. With several ranks, the
-        gradients are summed over all ranks, and all ranks use the smallest micro-batch of any rank.
+    def parts(
+        self, batch: Batch, micro_batch: int, num_samples: int | None = None, *, draws: int = 0
+    ) -> Generator[tuple[nn.Module, Batch]]:
+        """Yield the model and the micro-batches of the effective batch, for which the caller computes the losses.
+
+        The caller calls ``step`` once with the loss of each part, for example with the task's ``loss``. At the end
+        ``p.grad`` of the model's parameters has the gradients, and ``result`` describes them. If memory runs out, the
+        micro-batch is halved, and the parts begin again. With several ranks, the gradients are summed over all ranks,
+        and all ranks use the smallest micro-batch of any rank. Nothing is yielded for a task that compares all samples
+        (``JointLoss``): its losses are computed here.
 
         Args:
             batch: the samples; with several ranks, this rank's share, which may be empty.
@@ -153,6 +166,7 @@ class BatchTransaction:
             draws: seed of the dropout masks. It must differ between steps and be equal on all ranks.
 
         Raises:
+            UsageError: ``step`` was not called for a part.
             MemoryExhaustedError: memory ran out twice with a single sample, or twice in comparing all samples.
             BatchNormSplitError: the batch must be split and the model has a training batch norm.
             DropoutSplitError: the batch must be split and the model draws random numbers that depend on the split.
@@ -161,13 +175,13 @@ class BatchTransaction:
         buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         number = len(batch) if num_samples is None else num_samples
         first = share(range(number), self._ranks.rank, self._ranks.size).start
-        work = _Work(batch, number, first, draws, capture_random_state(self._device), buffers)
+        work = self._work = _Work(batch, number, first, draws, capture_random_state(self._device), buffers)
         joint = joint_loss.joint_part(self._task)
         self._least_failed = False
         try:
             while True:
                 if joint is None:
-                    agreed = self._sum_over_samples(work, micro_batch)
+                    agreed = yield from self._sum_over_samples(work, micro_batch)
                 else:
                     agreed = self._compare_samples(joint, work, micro_batch)
                 if agreed.settled:
@@ -180,10 +194,32 @@ class BatchTransaction:
             self._shared.sum()
             for module in self._bounded:
                 module.bound_gradients()
-        return BatchGradients(agreed.loss, number, agreed.micro_batch)
+        self.result = BatchGradients(agreed.loss, number, agreed.micro_batch)
 
-    def _sum_over_samples(self, work: _Work, micro_batch: int) -> Agreement:
-        """Compute this rank's gradients of a loss that is a sum over samples, and agree with the other ranks.
+    def loss(self, model: nn.Module, part: Batch) -> LossSum | None:
+        """Return the task's loss of one of the ``parts``; None, which ``step`` takes, if memory ran out."""
+        found, self._failure = attempt(lambda: self._task.loss(self._task.forward(model, part), part))
+        return found
+
+    def step(self, loss: LossSum | Tensor | None) -> None:
+        """Add the gradients of a part's loss to those of the parts before it.
+
+        ``loss`` is a weighted sum, the mean over the samples of the part (a scalar tensor), or None from ``loss``.
+        """
+        if isinstance(loss, Tensor):
+            loss = LossSum(loss * self._size, torch.full_like(loss, self._size, requires_grad=False))
+        done = None
+        if loss is not None:
+            self._where = "backward"
+            with self._precision.autocast(enabled=False):
+                _, self._failure = attempt(self._scaled(self._work, loss.total).backward)
+            done = None if self._failure else LossSum(loss.total.detach(), loss.weight.detach())
+            if self._failure:
+                loss.total.detach_()  # else a variable of the caller would keep the activations in memory
+        self._stepped = [done]
+
+    def _sum_over_samples(self, work: _Work, micro_batch: int) -> Generator[tuple[nn.Module, Batch], None, Agreement]:
+        """Have this rank's gradients of a loss computed that is a sum over samples, and agree with the other ranks.
 
         All ranks must use the smallest micro-batch of any rank. If it would split this rank's samples further, the
         result has ``settled`` False, and the caller must compute again. If it changes only the gradients of other
@@ -191,23 +227,36 @@ class BatchTransaction:
 
         ``work`` has the samples; ``micro_batch`` is the number of samples in memory at once in the first attempt.
         """
-        loss, micro_batch = self._until_it_fits(partial(self._accumulate, work), work, micro_batch)
+        while True:
+            self._prepare(work, micro_batch)
+            loss = yield from self._accumulate(work, micro_batch)
+            if loss is not None:
+                break
+            micro_batch = self._smaller(self._failure, work, micro_batch)
         while True:
             agreed = self._shared.agree(micro_batch, loss)
             if agreed.settled or agreed.micro_batch < min(micro_batch, len(work.batch)):
                 return agreed
             micro_batch = agreed.micro_batch
 
-    def _accumulate(self, work: _Work, micro_batch: int) -> LossMean:
+    def _accumulate(self, work: _Work, micro_batch: int) -> Generator[tuple[nn.Module, Batch], None, LossMean | None]:
+        """Yield the parts, and return their loss; None if memory ran out (``_failure``)."""
         losses = []
         for start, part in work.parts(micro_batch):
-            loss = self._forward(work, start, part)[1]
-            self._where = "backward"
-            self._scaled(work, loss.total).backward()  # type: ignore[no-untyped-call]
-            losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
+            there, self._failure = attempt(partial(self._at, work, start, part))
+            if there is None:
+                return None
+            self._size, self._stepped = len(part), []
+            with self._precision.autocast():
+                yield self._model, there
+            if not self._stepped:
+                raise UsageError("the loop over batches: got no step(loss) for a batch, wanted one for each.")
+            if (loss := self._stepped[0]) is None:
+                return None
+            losses.append(loss)
         self._where = "forward"
-        self._shared.complete()
-        return _mean_of(losses)
+        _, self._failure = attempt(self._shared.complete)
+        return None if self._failure else _mean_of(losses)
 
     def _compare_samples(self, joint: JointLoss, work: _Work, micro_batch: int) -> Agreement:
         """Compute this rank's gradients of a loss that also compares samples with those of other ranks.
@@ -217,11 +266,14 @@ class BatchTransaction:
         again. ``joint`` is the task, ``work`` has the samples, and ``micro_batch`` is the number of samples in memory
         at once in the first attempt.
         """
-
-        def collect(fitting: int) -> Compared:
-            return joint_loss.compared_outputs(joint, partial(self._forward, work), work.batch, fitting)
-
-        compared, micro_batch = self._until_it_fits(collect, work, micro_batch)
+        while True:
+            self._prepare(work, micro_batch)
+            forward = partial(self._forward, work)
+            collect = partial(joint_loss.compared_outputs, joint, forward, work.batch, micro_batch)
+            compared, failure = attempt(collect)
+            if compared is not None:
+                break
+            micro_batch = self._smaller(failure, work, micro_batch)
         part, failure = self._joint_part(joint, compared, work)
         if part is not None:
             loss, failure = attempt(partial(self._carry_joint_loss_back, part, work, micro_batch))
@@ -275,25 +327,14 @@ class BatchTransaction:
         self._shared.complete()
         return _mean_of(losses)
 
-    def _until_it_fits(self, compute: Callable[[int], T], work: _Work, micro_batch: int) -> tuple[T, int]:
-        """Call ``compute(micro_batch)``, and repeat it with smaller micro-batches until memory suffices.
-
-        ``work`` has the samples of this rank, which ``compute`` divides into micro-batches.
-
-        Returns:
-            (result of ``compute``, micro-batch with which it succeeded).
-        """
-        while True:
-            largest = min(micro_batch, len(work.batch))
-            if largest < work.num_samples:
-                refuse_split_batch_norm(self._model, largest, work.num_samples)
-                self._check_dropout(work)
-            self._model.zero_grad(set_to_none=True)
-            self._where = "forward"
-            result, failure = attempt(partial(compute, micro_batch))
-            if result is not None:
-                return result, micro_batch
-            micro_batch = self._smaller(failure, work, micro_batch)
+    def _prepare(self, work: _Work, micro_batch: int) -> None:
+        """Check that the samples of ``work`` may be divided into micro-batches, and delete earlier gradients."""
+        largest = min(micro_batch, len(work.batch))
+        if largest < work.num_samples:
+            refuse_split_batch_norm(self._model, largest, work.num_samples)
+            self._check_dropout(work)
+        self._model.zero_grad(set_to_none=True)
+        self._where = "forward"
 
     def _smaller(self, failure: str, work: _Work, micro_batch: int) -> int:
         """Undo an attempt that ran out of memory, and return the micro-batch of the next attempt.
@@ -320,13 +361,17 @@ class BatchTransaction:
         return smaller
 
     def _forward(self, work: _Work, start: int, part: Batch, *, split: bool = False) -> tuple[Outputs, LossSum]:
-        self._where = "forward"
-        is_split = split or len(part) < work.num_samples
-        self._dropout.of(Samples(work.first_sample + start, len(part), work.draws, is_split))
-        part = part.to(self._device)
+        part = self._at(work, start, part, split=split)
         with self._precision.autocast():
             outputs = self._task.forward(self._model, part)
             return outputs, self._task.loss(outputs, part)
+
+    def _at(self, work: _Work, start: int, part: Batch, *, split: bool = False) -> Batch:
+        """Return ``part`` on the device, after dropout was set to the masks of its samples."""
+        self._where = "forward"
+        is_split = split or len(part) < work.num_samples
+        self._dropout.of(Samples(work.first_sample + start, len(part), work.draws, is_split))
+        return part.to(self._device)
 
     def _scaled(self, work: _Work, total: Tensor) -> Tensor:
         """Return the loss ``total`` divided by the effective batch's size; in float16 also times the loss scale."""

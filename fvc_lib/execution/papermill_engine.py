@@ -3,7 +3,8 @@
 papermill injects the parameters, and nbclient runs the cells. The engine of this module differs from papermill's
 standard engine in five ways. It checks the parameters before any cell runs. It replaces the record (the executed
 notebook) atomically. A cell that did not run is never marked as completed. The size of a cell's outputs is limited. The
-engine also returns how the kernel ended.
+engine also returns how the kernel ended. The record reads as a report: its code is folded, and the sentences that cells
+tagged ``answer`` have printed stand below its title, too.
 """
 
 import asyncio
@@ -111,6 +112,7 @@ def execute(notebook: Path, parameters: Mapping[str, object], request: KernelReq
             kernel_name="python3",
             language="python",
             progress_bar=False,
+            report_mode=True,  # JupyterLab folds the code of the record
             request=request,
         )
     assert request.outcome is not None
@@ -144,6 +146,12 @@ class KernelEngine(NBClientEngine):  # type: ignore[misc]  # papermill ships no 
         record.notebook_start()
         try:
             request.outcome = _execute_cells(record, request)
+            answering = [cell for cell in nb.cells if "answer" in cell.metadata.get("tags", [])]
+            printed = [out.text for cell in answering for out in cell.outputs if out.get("name") == "stdout"]
+            if printed:
+                lines = "".join(printed).rstrip().splitlines()
+                text = "  \n".join(re.sub(r"([\\`*_\[\]<>#|~$])", r"\\\1", line) for line in lines)
+                nb.cells.insert(1, nbformat.v4.new_markdown_cell(f"**Answer.** {text}"))
         finally:
             record.notebook_complete()
         return nb

@@ -223,9 +223,9 @@ def line_of_other_code(run: RunPaths, finished: Iterable[Task]) -> str:
 
 def set_aside(run: RunPaths, tasks: Iterable[Task]) -> None:
     """Move every file of ``tasks`` to ``superseded/<number>/`` in the run folder; every call uses a new number."""
-    number = 1 + max((int(path.name) for path in run.superseded.glob("*") if path.name.isdecimal()), default=0)
+    folder = run.next_superseded()
     for path in (path for task in tasks for path in written_by(run, task) if path.exists()):
-        target = run.superseded / str(number) / path.relative_to(run.root)
+        target = folder / path.relative_to(run.root)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
 

@@ -94,6 +94,11 @@ class RunPaths:
         """Return the name of the experiment: the folder that contains this run and related runs."""
         return self.root.parent.name
 
+    def next_superseded(self) -> Path:
+        """Return the folder ``superseded/<number>`` with the next free number; it does not exist yet."""
+        numbers = (int(path.name) for path in self.superseded.glob("*") if path.name.isdecimal())
+        return self.superseded / str(1 + max(numbers, default=0))
+
     # The run as a whole
     run_json = _Path("run.json")  # parameters, code, versions and hardware
     status_json = _Path("status.json")  # the state of the run and of every stage

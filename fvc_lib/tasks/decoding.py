@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, file_state
-from fvc_lib.services.atomic_files import path_to_text, process_lives, this_host
+from fvc_lib.services.atomic_files import path_from_text, path_to_text, process_lives, this_host
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.video.verdicts.untrusted import look
 from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_item, decode_limits, failure_of
-from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 
 FILE_SECONDS = 60.0  # the time limit in seconds for an empty file; every megabyte adds one second
 _SCRATCH = "scoring"
@@ -83,6 +85,25 @@ def decoded_files(
             failure = failure_of(answer.value or {})
             failure = f"the decoder gave up: {answer.detail}" if answer.failure else failure
             yield DecodedFile(answer.position, failure, lasts=answer.failure is None)
+
+
+def frames_of(config: RunConfig, root: Path, paths: Sequence[str]) -> dict[str, Pixels]:
+    """Return the frames of each video of ``paths`` that could be decoded, uint8 (T, 3, S, S), by path.
+
+    They are the frames that the run's model gets. The paths are relative to the corpus folder ``root``.
+
+    Raises:
+        OSError, DataError, FvcError: as ``decoded_files``.
+    """
+    store, found = ClipStore.of(config), dict[str, Pixels]()
+    files = [FileToScore(root / path_from_text(path), (), store.recipe) for path in paths]
+    with scratch_folder(config) as scratch:
+        clips = [scratch / f"{number}.npy" for number in range(len(files))]
+        for decoded in decoded_files(store, files, clips, workers=config.workers):
+            if not decoded.failure:
+                frames = found[paths[decoded.position]] = np.empty(store.shape, np.uint8)
+                load_clip_file(clips[decoded.position], frames, store.shape)
+    return found
 
 
 def looked_at(

@@ -12,17 +12,18 @@ import logging
 import re
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import FunctionType
-from typing import Annotated, Any, Generic, Self, TypedDict, TypeVar, cast
+from typing import Annotated, Any, Generic, Self, TypedDict, TypeVar, Unpack, cast
 
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
-from torch import nn
+from torch import Tensor, nn
 
 from fvc_lib.detectors.network import Trunk, loaded_weights_of
 from fvc_lib.engine.device import peak_device_bytes, resolve_device
@@ -32,7 +33,7 @@ from fvc_lib.engine.preflight import planned_micro_batch, training_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.rank_processes import Launch, run_ranks
 from fvc_lib.engine.ranks import RankEndedError, Ranks
-from fvc_lib.engine.task import Accumulator, SampleSet, Task
+from fvc_lib.engine.task import Accumulator, Batch, LossSum, SampleSet, Task
 from fvc_lib.engine.training_state import NAN_AS_TEXT, MetricSink, TrainingRecord, TrainingState
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
 from fvc_lib.services.checkpoint_files import (
@@ -47,7 +48,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory import MemoryObserver, NoObserver, peak_rss_bytes
-from fvc_lib.services.records.digests import undamaged_content
+from fvc_lib.services.records.digests import read_document, undamaged_content, write_document
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.services.stage_logs import Report
@@ -56,6 +57,7 @@ from fvc_lib.services.tasks import FOLD_TRAINING, REAL_SOURCES, SHUFFLED_LABELS
 R = TypeVar("R", bound=TrainingRecord)
 _logger = logging.getLogger(__name__)
 _USER_FILE = re.compile(r"fvc_user_(\w+)_[0-9a-f]{16}")  # a user's module; the hash of its folder is ignored
+OUTCOME, LOOP = "outcome.json", "loop.json"  # in a training's folder
 MAX_GRADIENT_NORM = 1.0  # gradients are clipped to this L2 norm
 
 
@@ -316,17 +318,19 @@ class Training(Generic[R]):
             records and a function that writes the tables. The default returns no records: it suffices for a training
             that is planned but not run.
         outputs: files that ``finish`` writes; a training is finished when its outcome and these files exist.
+        whole: function that trains a model without steps and returns its outcome; None: ``networks`` are trained.
     """
 
     stage: str
     fold: int | None = None
     model_name: str
     settings: EngineSettings
-    parameters: Mapping[str, Any]
-    networks: Sequence[Network]
-    sizes: Mapping[str, Any]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    networks: Sequence[Network] = ()
+    sizes: Mapping[str, Any] = field(default_factory=dict)
     finish: Callable[[Sequence[TrainedNetwork]], Finished[R]] = lambda _trained: Finished({})
     outputs: Sequence[Path] = ()
+    whole: Callable[[], TrainingOutcome[R]] | None = None
 
     @property
     def task(self) -> Task:
@@ -343,7 +347,7 @@ class Training(Generic[R]):
 
 
 class TrainingOptions(TypedDict, total=False):
-    """Options that every task's training takes; ``train`` explains them."""
+    """Options that every task's training takes; ``OpenTraining`` explains them."""
 
     metric_log: MetricSink
     attempt: int
@@ -352,6 +356,7 @@ class TrainingOptions(TypedDict, total=False):
     progress: Report | None
     ranks: Ranks | None
     begun_with: Mapping[str, str] | None
+    cell: str
 
 
 def train(
@@ -361,19 +366,34 @@ def train(
     config: RunConfig,
     read: Callable[[Ranks], Training[R]],
     record: type[R],
-    *,
-    metric_log: MetricSink,
-    attempt: int = 1,
-    memory: MemoryObserver | None = None,
-    stop: Callable[[], bool] | None = None,
-    progress: Report | None = None,
-    ranks: Ranks | None = None,
-    begun_with: Mapping[str, str] | None = None,
+    **options: Unpack[TrainingOptions],
 ) -> TrainingOutcome[R]:
-    """Train ``stage`` to its end and return its outcome; an earlier attempt is continued from its checkpoint.
+    """Train ``stage`` to its end and return its outcome; takes the arguments of ``OpenTraining`` and raises as it does.
 
-    A training that is finished already is not repeated: its stored outcome is returned. With ``config.num_ranks`` above
-    1 this process starts that many ranks and waits for them, unless ``ranks`` says that it is a rank.
+    An earlier attempt is continued from its checkpoint. A training that is finished already is not repeated: its stored
+    outcome is returned.
+    """
+    opened = OpenTraining(stage, fold, paths, config, read, record, **options)
+    for network, batch in opened.batches():
+        opened.step(opened.loss(network, batch))
+    return opened.finish()
+
+
+class OpenTraining(Generic[R]):
+    """A training with its loop in the open: the caller computes the loss of every batch, and may compute another one.
+
+        for network, batch in training.batches():
+            loss = training.loss(network, batch)
+            training.step(loss)
+        outcome = training.finish()
+
+    ``train`` is this loop. The same loop trains the model and its controls, so a control shows the effect of an edit as
+    well. An interrupted loop goes on from its last checkpoint when it is run again. Nothing is yielded where there is
+    nothing to loop over: for a stored outcome, for a model without steps, or with ``config.num_ranks`` above 1. Then
+    ``finish`` starts that many ranks and waits for them, unless ``ranks`` says that this process is a rank.
+
+    Attributes:
+        route: a sentence on what the loop does.
 
     Args:
         stage: name of the notebook.
@@ -392,121 +412,216 @@ def train(
         ranks: the group of ranks that this process belongs to; None: this process is not a rank.
         begun_with: class and code of the network (``TrainedClass.identity``) in the process that started this rank. If
             this rank would train another class or code, that is an error. None: not checked.
+        cell: text of the notebook's cell with the loop. If it or the network's code differs from an earlier training
+            in the run, that training's files move to ``superseded``, and the training begins from the start. Empty:
+            the loop is that of ``train``.
 
     Raises:
-        StoppedError: ``stop`` returned True; everything is saved (exit code 75).
         DataError: data are missing, or too few for the training or its evaluation.
         CheckpointMismatchError: a checkpoint belongs to other parameters, data, or another network.
         UsageError: the requested device does not exist, or ranks would train another network than their starter.
-        MemoryExhaustedError: one sample alone, or the optimizer's step, does not fit into memory.
-        CheckpointWriteError: the disk is full or read-only.
-        RankLostError: the node of one of several ranks was lost.
-        RankEndedError: one of several ranks was killed.
     """
-    folder = paths.training_checkpoints(stage, fold)
-    outcome_file = folder / "outcome.json"
-    if ranks is None and config.num_ranks > 1:
-        arguments = [str(paths.root), "--stage", stage, *([] if fold is None else ["--fold", str(fold)])]
-        log = paths.logs / f"{stage_key(stage, fold)}_ranks.log"
-        own = TrainedClass.of(read(Ranks()).task)  # a notebook cell may have redefined the network
-        launch = Launch(config.model_dump_json(), str(log), attempt, own.identity)
-        run_ranks(
-            "fvc_lib.tasks.rank", arguments, config.num_ranks, launch,
-            memory=memory or NoObserver(), stop=stop, progress=progress,
-        )  # fmt: skip
-        written = read_outcome(outcome_file, record)
-        if written is None:
-            raise RankEndedError(f"the ranks ended and left no outcome; {log} says why.")
-        return written
-    ranks = ranks or Ranks()
-    training = read(ranks)
-    kind = TrainedClass.of(training.task, training.model_name)
-    if begun_with and begun_with != kind.identity:
-        raise UsageError(
-            f"num_ranks {ranks.size}: the ranks would train {kind.identity}, and the notebook that began them has "
-            f"{begun_with}. They know what is in files alone: put it into one (docs/architecture.md) and restart the "
-            "notebook, or train with num_ranks 1."
-        )
-    anew = command_text("--force", stage.partition("_")[0], "--resume", paths.root)
 
-    def stored() -> str:
-        outcome = read_outcome(outcome_file, record)
+    def __init__(
+        self,
+        stage: str,
+        fold: int | None,
+        paths: RunPaths,
+        config: RunConfig,
+        read: Callable[[Ranks], Training[R]],
+        record: type[R],
+        *,
+        metric_log: MetricSink,
+        attempt: int = 1,
+        memory: MemoryObserver | None = None,
+        stop: Callable[[], bool] | None = None,
+        progress: Report | None = None,
+        ranks: Ranks | None = None,
+        begun_with: Mapping[str, str] | None = None,
+        cell: str = "",
+    ) -> None:
+        self._paths, self._config, self._record, self._log, self._attempt = paths, config, record, metric_log, attempt
+        self._memory, self._stop, self._progress, self._ranks = memory, stop, progress, ranks or Ranks()
+        self._folder = paths.training_checkpoints(stage, fold)
+        self._trained: list[TrainedNetwork] = []
+        self._open = ExitStack()  # closed when the test part is scored
+        training = self._training = read(self._ranks)
+        self._found, self._whole = "", training.whole
+        if self._whole:
+            self.route = f"{training.model_name} has no steps: it is fitted below, and the loop has nothing to do."
+            return
+        kind = self._kind = TrainedClass.of(training.task, training.model_name)
+        self._anew = command_text("--force", stage.partition("_")[0], "--resume", paths.root)
+        if begun_with and begun_with != kind.identity:
+            raise UsageError(
+                f"num_ranks {self._ranks.size}: the ranks would train {kind.identity}, and the notebook that began "
+                f"them has {begun_with}. They know what is in files alone: put it into one (docs/architecture.md) and "
+                "restart the notebook, or train with num_ranks 1."
+            )
+        if ranks is None and config.num_ranks > 1:
+            self._whole = self._of_ranks
+            self.route = f"{config.num_ranks} ranks train with the loop of the library: the loop here is not used."
+            return
+        if cell:
+            self._note_loop({"loop": functions_in(cell), "network": [kind.name, kind.code]})
+        self._found = self._ranks.from_leader("outcome", self._stored)
+        names = ", ".join(network.name or "the model" for network in training.networks)
+        self.route = f"This loop trains, one after another: {names}."
+        if self._found:
+            self.route = "The training is finished, so the loop has nothing to do. An edit of its cell trains again."
+
+    def _note_loop(self, inputs: Mapping[str, Any]) -> None:
+        """Move the files of an earlier training away if it had other ``inputs``, then record these."""
+        known = read_document(self._folder / LOOP)
+        if known and known != inputs:
+            target = self._paths.next_superseded() / self._folder.relative_to(self._paths.root)
+            target.parent.mkdir(parents=True)
+            self._folder.rename(target)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_document(self._folder / LOOP, dict(inputs))
+
+    def _stored(self) -> str:
+        """Return the text of the stored outcome of this training; empty if it is not finished."""
+        file, kind, training = self._folder / OUTCOME, self._kind, self._training
+        outcome = read_outcome(file, self._record)
         if outcome is None or outcome.fingerprint != training.fingerprint:
             return ""
         if (outcome.network.name, outcome.network.code) != (kind.name, kind.code):
-            what = f"the stored result {str(outcome_file)!r}"
-            raise CheckpointMismatchError(other_network(what, outcome.network.identity, kind.identity, anew))
+            what = f"the stored result {str(file)!r}"
+            raise CheckpointMismatchError(other_network(what, outcome.network.identity, kind.identity, self._anew))
         return outcome_to_json(outcome) if all(map(Path.exists, training.outputs)) else ""
 
-    found = ranks.from_leader("outcome", stored)
-    if found:
-        return replace(outcome_from_json(found, record), train_anew=anew)
+    def batches(self) -> Generator[tuple[nn.Module, Batch]]:
+        """Yield each network and its batches, in the order of the training; the caller calls ``step`` once for each.
 
-    if not ranks.rank:  # the stage's checkpoint lists files that are overwritten from here on
-        paths.stage_checkpoint(stage, fold).unlink(missing_ok=True)
-    compute = resolve_device(config.device, config.amp)
-    _logger.info("%s, attempt %d, on %s", stage_key(stage, fold), attempt, compute.describe())
-    trained: list[TrainedNetwork] = []
-    with training_memory(compute, memory) as observer:
-        micro_batch, predicted = ranks.from_leader(
-            "preflight",
-            lambda: planned_micro_batch(
-                config, training.task, training.settings, compute, observer, num_ranks=ranks.size, stop=stop
-            ),
-        )
-        settings = replace(training.settings, micro_batch=micro_batch)
-        sizes = [len(network.task.training_data) for network in training.networks]
-        steps = [settings.epochs * batches_per_epoch(size, settings.effective_batch_size) for size in sizes]
-        for number, network in enumerate(training.networks):
-            started, name = time.monotonic(), network.name
-            metrics = ControlLog(metric_log, name) if name else metric_log
-            binding = CheckpointBinding(dict(training.parameters), network.data_fingerprint, kind.identity)
-            engine = Engine(
-                network.task,
-                settings,
-                compute,
-                CheckpointFolder(folder / name, binding, anew=anew),
-                metrics,
-                memory=observer,
-                name=name,
-                stop=stop,
-                progress=partial(_report, progress, sum(steps[:number]), sum(steps)) if progress else None,
-                ranks=ranks,
+        A batch has the samples that are in memory at once. An optimizer's step follows the last batch of an effective
+        batch, and a validation the last batch of an epoch.
+
+        Raises:
+            StoppedError: ``stop`` returned True; everything is saved (exit code 75).
+            MemoryExhaustedError: one sample alone, or the optimizer's step, does not fit into memory.
+            CheckpointMismatchError: a checkpoint belongs to other parameters, data, or another network.
+            CheckpointWriteError: the disk is full or read-only.
+            RankLostError: the node of one of several ranks was lost.
+        """
+        if self._found or self._whole:
+            return
+        training, config, ranks, kind, progress = self._training, self._config, self._ranks, self._kind, self._progress
+        if not ranks.rank:  # the stage's checkpoint lists files that are overwritten from here on
+            self._paths.stage_checkpoint(training.stage, training.fold).unlink(missing_ok=True)
+        compute = resolve_device(config.device, config.amp)
+        key = stage_key(training.stage, training.fold)
+        _logger.info("%s, attempt %d, on %s", key, self._attempt, compute.describe())
+        self._trained.clear()
+        with ExitStack() as opened:
+            observer = opened.enter_context(training_memory(compute, self._memory))
+            micro_batch, self._predicted = ranks.from_leader(
+                "preflight",
+                lambda: planned_micro_batch(
+                    config, training.task, training.settings, compute, observer, num_ranks=ranks.size, stop=self._stop
+                ),
             )
-            state = engine.fit()
-            seconds = time.monotonic() - started
-            trained.append(TrainedNetwork(network, engine, state, folder / name, metrics, ranks, seconds))
-        done = training.finish(trained)
-    peaks = ranks.meet("peaks", peak_rss_bytes())
+            settings = replace(training.settings, micro_batch=micro_batch)
+            sizes = [len(network.task.training_data) for network in training.networks]
+            steps = [settings.epochs * batches_per_epoch(size, settings.effective_batch_size) for size in sizes]
+            for number, network in enumerate(training.networks):
+                started, name = time.monotonic(), network.name
+                metrics = ControlLog(self._log, name) if name else self._log
+                binding = CheckpointBinding(dict(training.parameters), network.data_fingerprint, kind.identity)
+                engine = self._engine = Engine(
+                    network.task,
+                    settings,
+                    compute,
+                    CheckpointFolder(self._folder / name, binding, anew=self._anew),
+                    metrics,
+                    memory=observer,
+                    name=name,
+                    stop=self._stop,
+                    progress=partial(_report, progress, sum(steps[:number]), sum(steps)) if progress else None,
+                    ranks=ranks,
+                )
+                yield from engine.batches()
+                seconds = time.monotonic() - started
+                trained = TrainedNetwork(network, engine, engine.state, self._folder / name, metrics, ranks, seconds)
+                self._trained.append(trained)
+            self._open = opened.pop_all()
 
-    def write() -> str:
-        done.write()
-        outcome = TrainingOutcome(
-            stage=stage,
-            fold=fold,
-            model=training.model_name,
-            num_parameters=kind.num_parameters,
-            device=compute.describe(),
-            training=done.records[""],
-            control=done.records.get(SHUFFLED_LABELS),
-            sources=done.records.get(REAL_SOURCES),
-            predicted_peak_bytes=predicted,
-            peak_rss_bytes=int(max(peaks)[0]),
-            peak_device_bytes=peak_device_bytes(compute.device),
-            fingerprint=training.fingerprint,
-            num_ranks=ranks.size,
-            finished_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-            network=kind,
-            **{"num_train_samples": training.sizes["num_train"], **training.sizes},
-        )
-        text = outcome_to_json(outcome)
-        write_text(outcome_file, text)
-        return text
+    def loss(self, network: nn.Module, batch: Batch) -> LossSum | None:
+        """Return the task's loss of a batch, as sums over the samples; None, which ``step`` takes, if memory ran out.
 
-    outcome = outcome_from_json(ranks.from_leader("outcome", write), record)
-    for one in trained:
-        one.engine.keep_result()
-    return outcome
+        If memory runs out here or in ``step``, the effective batch begins again with half as many samples at once. A
+        loss that the caller computes must fit into memory.
+        """
+        return self._engine.transaction.loss(network, batch)
+
+    def step(self, loss: LossSum | Tensor | None) -> None:
+        """Compute the gradients of a batch's loss: that of ``loss``, or a scalar tensor, the mean over the samples."""
+        self._engine.transaction.step(loss)
+
+    def finish(self) -> TrainingOutcome[R]:
+        """Choose the epoch, the temperature and the threshold, score the test part once, and write the record.
+
+        Raises:
+            UsageError: the loop has not come to its end.
+            RankEndedError: one of several ranks was killed.
+            FvcError: as ``batches``.
+        """
+        if self._whole:
+            return self._whole()
+        if self._found:
+            return replace(outcome_from_json(self._found, self._record), train_anew=self._anew)
+        training, ranks, kind = self._training, self._ranks, self._kind
+        if len(self._trained) < len(training.networks):
+            raise UsageError("the training has not come to its end: run the loop again, it goes on where it was saved.")
+        with self._open:
+            done = training.finish(self._trained)
+        peaks = ranks.meet("peaks", peak_rss_bytes())
+        compute = self._engine.compute
+
+        def write() -> str:
+            done.write()
+            outcome = TrainingOutcome(
+                stage=training.stage,
+                fold=training.fold,
+                model=training.model_name,
+                num_parameters=kind.num_parameters,
+                device=compute.describe(),
+                training=done.records[""],
+                control=done.records.get(SHUFFLED_LABELS),
+                sources=done.records.get(REAL_SOURCES),
+                predicted_peak_bytes=self._predicted,
+                peak_rss_bytes=int(max(peaks)[0]),
+                peak_device_bytes=peak_device_bytes(compute.device),
+                fingerprint=training.fingerprint,
+                num_ranks=ranks.size,
+                finished_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+                network=kind,
+                **{"num_train_samples": training.sizes["num_train"], **training.sizes},
+            )
+            text = outcome_to_json(outcome)
+            write_text(self._folder / OUTCOME, text)
+            return text
+
+        outcome = outcome_from_json(ranks.from_leader("outcome", write), self._record)
+        for one in self._trained:
+            one.engine.keep_result()
+        return outcome
+
+    def _of_ranks(self) -> TrainingOutcome[R]:
+        """Start the ranks, wait for them, and return the outcome that they wrote."""
+        paths, stage, fold = self._paths, self._training.stage, self._training.fold
+        arguments = [str(paths.root), "--stage", stage, *([] if fold is None else ["--fold", str(fold)])]
+        log = paths.logs / f"{stage_key(stage, fold)}_ranks.log"
+        # The identity is of this process, where a notebook cell may have redefined the network.
+        launch = Launch(self._config.model_dump_json(), str(log), self._attempt, self._kind.identity)
+        run_ranks(
+            "fvc_lib.tasks.rank", arguments, self._config.num_ranks, launch,
+            memory=self._memory or NoObserver(), stop=self._stop, progress=self._progress,
+        )  # fmt: skip
+        written = read_outcome(self._folder / OUTCOME, self._record)
+        if written is None:
+            raise RankEndedError(f"the ranks ended and left no outcome; {log} says why.")
+        return written
 
 
 def _report(progress: Report, before: int, planned: int, done: int, _planned: int) -> None:

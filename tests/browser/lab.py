@@ -65,7 +65,7 @@ class Lab:
     Attributes:
         address: Its address, without the token.
         token: Lets a browser in.
-        notebooks: The folder it shows, a copy of the committed notebooks.
+        notebooks: The folder of the copied notebooks, below the folder it shows.
         outside: A file with a line for each attempt of the server or a kernel to reach beyond this machine.
     """
 
@@ -76,7 +76,7 @@ class Lab:
 
     def address_of(self, name: str) -> str:
         """Return the address of a notebook, with the token."""
-        return f"{self.address}/lab/workspaces/{Path(name).stem}/tree/{quote(name)}?token={self.token}"
+        return f"{self.address}/lab/workspaces/{Path(name).stem}/tree/notebooks/{quote(name)}?token={self.token}"
 
     def reached_outside(self) -> list[str]:
         """Return the hosts beyond this machine that the server and its kernels tried to reach."""

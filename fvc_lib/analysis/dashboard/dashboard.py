@@ -24,6 +24,7 @@ from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import list_runs
 
 LIVE_SECONDS = 5.0
+NO_RESULT = "The chosen run has no result yet: figures appear here as soon as it trains."
 _SEVERAL = ("runs", "metrics", "folds")
 
 
@@ -55,8 +56,10 @@ class Dashboard:
         if importlib.util.find_spec("ipywidgets"):  # of the extra ``workbench``; without, the panels alone
             view = self.make_widgets()
             show_bundle({**view._repr_mimebundle_(), "text/plain": repr(self)})
-        for panel in self._panels:
-            bundle = panel.bundle(self.selection)
+        bundles = [panel.bundle(self.selection) for panel in self._panels]
+        if not any(PLOTLY in bundle for bundle in bundles):
+            show_bundle({"text/plain": NO_RESULT})
+        for bundle in bundles:
             self._handles.append(show_bundle(bundle))
             self._shown.append(_as_json(bundle))
 

@@ -50,12 +50,15 @@ class Panel:
     def bundle(self, selection: Selection) -> Bundle:
         """Return the content of the panel for ``selection``, as a dict from mimetype to content for IPython.
 
-        If the panel is not meant for the task of the run that is shown in detail, the content is invisible.
+        If the panel is not meant for the task of the run that is shown in detail, or is a figure without data, the
+        content is invisible.
         """
         is_meant = not self.tasks or task_of(selection.detailed) in self.tasks
         shown = self.draw(selection) if is_meant else NOTHING
         if isinstance(shown, go.Figure):
-            return figure_bundle(shown)
+            if shown.data:
+                return figure_bundle(shown)
+            shown = NOTHING
         if shown == NOTHING:  # text alone would take a line
             return {"text/plain": shown, "text/html": '<div style="display:none"></div>'}
         return {"text/plain": shown} if isinstance(shown, str) else dict(shown._repr_mimebundle_())

@@ -104,11 +104,6 @@ def bar_reporter(what: str) -> Report:
     return report
 
 
-def progress_reporter(run: RunPaths, stage: str, what: str) -> Report:
-    """Return a callback ``(done, total, part)`` for a stage without folds, as ``reporter_to`` does."""
-    return reporter_to(progress_path(run, stage, None), what)
-
-
 def reporter_to(path: Path, what: str) -> Report:
     """Return a callback ``(done, total, part)`` that shows the progress of some work.
 
@@ -147,6 +142,7 @@ class StageSession:
     headless: bool
     memory: MemorySampler
     stop_requested: bool = False
+    _metric_log: MetricLog | None = None
     _polling: bool = False  # whether the stage calls ``stop``; if so, a signal does not end the running cell
 
     def settings(self) -> pl.DataFrame:
@@ -208,6 +204,15 @@ class StageSession:
             attempt=self.attempt,
         )
 
+    def training_options(self) -> dict[str, Any]:
+        """Return the options of a training (``TrainingOptions``): its logs, its progress, and when it stops.
+
+        ``close`` closes the log of metrics.
+        """
+        self._metric_log = self.metric_log()
+        logs = {"metric_log": self._metric_log, "memory": self.memory, "progress": self.progress("steps")}
+        return {**logs, "attempt": self.attempt, "stop": self.stop}
+
     def progress(self, what: str) -> Report:
         """Return a callback ``(done, total, part)`` that shows this notebook's progress, as ``reporter_to``."""
         return reporter_to(progress_path(self.paths, self.stage, self.fold), what)
@@ -242,6 +247,8 @@ class StageSession:
         """
         gc.collect()  # so that the log's last line does not count objects that nobody uses
         self.memory.close()
+        if self._metric_log:
+            self._metric_log.close()
         print(f"peak memory of this notebook: {self.memory.peak_bytes / 1e9:.2f} GB; {self.memory.budget.describe()}")
         return pl.DataFrame(
             {

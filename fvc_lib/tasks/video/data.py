@@ -415,7 +415,7 @@ def control_clips(
                 used = config.model_copy(update={"self_blended": 0})  # label 1 is a source of reals here
             controls[name] = fold_clips(relabelled, source, used, fold)
         except DataError as error:
-            _logger.warning("fold %d has no control on %s: %s", fold, CONTROL_TRAININGS[name], error)
+            _logger.info("fold %d has no control on %s: %s", fold, CONTROL_TRAININGS[name], error)
     return controls
 
 

@@ -12,7 +12,7 @@ A control is the same training on other labels, for example shuffled ones; the m
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -58,9 +58,11 @@ from fvc_lib.services.tables import (
 from fvc_lib.services.tasks import FINAL_TRAINING, FOLD_TRAINING, KFOLD, REAL_SOURCES, SHUFFLED_LABELS
 from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings, class_losses
 from fvc_lib.tasks.shared_training import (
+    OUTCOME,
     ControlLog,
     Finished,
     Network,
+    OpenTraining,
     TrainedNetwork,
     Training,
     TrainingOptions,
@@ -68,7 +70,6 @@ from fvc_lib.tasks.shared_training import (
     outcome_to_json,
     read_outcome,
     settings_of,
-    train,
 )
 from fvc_lib.tasks.video import classical, data
 from fvc_lib.tasks.video.calibration import RecordedSelection, Selection, held_out_loss, record_selection, select
@@ -100,21 +101,59 @@ def train_fold(
 
     Raises:
         DataError: the fold does not exist, clips are missing, or the training part has one class.
-        FvcError: as ``shared_training.train``, which explains the options.
+        FvcError: as ``OpenTraining``, which explains the options.
     """
-    if config.of_features:
-        return _train_on_features(paths, config, fold, **options)
+    training = open_training(paths, config, fold, **options)
+    for network, batch in training.batches():
+        training.step(training.loss(network, batch))
+    return training.finish()
+
+
+def open_training(
+    paths: RunPaths,
+    config: RunConfig,
+    fold: int | None = None,
+    network: Callable[[], nn.Module] | None = None,
+    **options: Unpack[TrainingOptions],
+) -> OpenTraining[TrainingSummary]:
+    """Open the training of ``train_fold`` for a loop over its batches. ``finish`` writes the same files.
+
+    A model on features has no batches: ``finish`` fits it.
+
+    Args:
+        paths: the run.
+        config: the run's configuration.
+        fold: the outer fold, from 0; None: all groups.
+        network: class or function that builds the network; None: the one that ``config.model`` names. It maps uint8
+            frames (B, T, 3, H, W) to logits (B,). Its memory is not measured before the training. The record has its
+            class; commands that load trained weights need it in a file.
+        options: as ``OpenTraining``.
+
+    Raises:
+        UsageError: ``network`` is given, and the run's model is one on features or trained on several ranks.
+        FvcError: as ``train_fold``.
+    """
     stage = _stage_of(fold)
+    if network is not None and (config.of_features or config.num_ranks > 1):
+        raise UsageError(
+            f"network: got one for a run with model {config.model!r} and num_ranks {config.num_ranks}. The loop trains "
+            "it in a run of a network in one process, such as one with model frame_cnn."
+        )
     begins_ranks = config.num_ranks > 1 and options.get("ranks") is None  # then each rank calls this again
 
     def read(ranks: Ranks) -> Training[TrainingSummary]:
+        if config.of_features:
+            whole = partial(_train_on_features, paths, config, fold, **options)
+            settings = engine_settings(config, fold)
+            return Training(stage=stage, fold=fold, model_name=config.model, settings=settings, whole=whole)
         source, parts = read_fold(paths, config, fold)
-        outcome = paths.training_checkpoints(stage, fold) / "outcome.json"
-        if not (begins_ranks or outcome.exists()):
+        outcome = paths.training_checkpoints(stage, fold) / OUTCOME
+        if not (begins_ranks or outcome.exists() or network):
             source = _with_features(paths, config, source, (fold or 0) + ranks.rank / ranks.size, options)
-        return _training(paths, config, source, parts)
+        return _training(paths, config, source, parts, network)
 
-    return train(stage, fold, paths, config, read, TrainingSummary, **options)
+    measured = config if network is None else config.model_copy(update={"memory_preflight": False})
+    return OpenTraining(stage, fold, paths, measured, read, TrainingSummary, **options)
 
 
 def first_look(paths: RunPaths, config: RunConfig, fold: int) -> tuple[list[str], list[pl.DataFrame], Batch | None]:
@@ -199,18 +238,26 @@ class VideoTask:
         config: gives the network, the epochs in which its stages (blocks of layers) are frozen, and the label
             smoothing.
         weights: loss weights of (real, fake); (1, 1) weighs all clips alike.
+        build: builds the network; None: the one that ``config`` names.
     """
 
     def __init__(
-        self, training: ClipDataset, validation: ClipDataset, *, config: RunConfig, weights: tuple[float, float]
+        self,
+        training: ClipDataset,
+        validation: ClipDataset,
+        *,
+        config: RunConfig,
+        weights: tuple[float, float],
+        build: Callable[[], nn.Module] | None = None,
     ) -> None:
         self.training_data, self.validation_data = training, validation
+        self._build = build or partial(build_detector, config)
         self._config, self._weights = config, weights
         self._trained: frozenset[str] = frozenset()  # names of the parameters that ``tune`` trains
 
     def build_model(self) -> nn.Module:
         """Return a new network; weights that are not pretrained come from torch's current random state."""
-        model = build_detector(self._config)
+        model = self._build()
         self._trained = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
         return model
 
@@ -331,8 +378,13 @@ def engine_settings(config: RunConfig, fold: int | None) -> EngineSettings:
 # Networks
 
 
-def _training(paths: RunPaths, config: RunConfig, source: Any, parts: Parts) -> Training[TrainingSummary]:
-    """Return the training that fits the model and its controls, and scores the fold's test videos at the end."""
+def _training(
+    paths: RunPaths, config: RunConfig, source: Any, parts: Parts, build: Callable[[], nn.Module] | None = None
+) -> Training[TrainingSummary]:
+    """Return the training that fits the model and its controls, and scores the fold's test videos at the end.
+
+    ``build`` builds the network; None: the one that ``config.model`` names.
+    """
     clips, number = parts[""], config.clips_per_video
     fold, inner_parts = clips.fold, {name: _inner_parts(name, of, config) for name, of in parts.items()}
     all_parts = dict[str, FoldClips]()
@@ -362,10 +414,10 @@ def _training(paths: RunPaths, config: RunConfig, source: Any, parts: Parts) -> 
     return Training(
         stage=_stage_of(fold),
         fold=fold,
-        model_name=config.model,
+        model_name=config.model if build is None else getattr(build, "__name__", "a network of a notebook cell"),
         settings=engine_settings(config, fold),
         parameters={"fold": fold, **config.training_values()},
-        networks=[Network(_task(source, of, config), of.fingerprint, name) for name, of in all_parts.items()],
+        networks=[Network(_task(source, of, config, build), of.fingerprint, name) for name, of in all_parts.items()],
         sizes=_sizes(clips),
         finish=finish,
         outputs=[_output_of(paths, fold)],
@@ -426,7 +478,7 @@ def _with_features(paths: RunPaths, config: RunConfig, source: Any, place: float
     return with_features(source, made, config, device, begin=place / config.num_trainings, stop=stop, progress=counted)
 
 
-def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
+def _task(source: ClipSource, clips: FoldClips, config: RunConfig, build: Callable[[], nn.Module] | None) -> VideoTask:
     weights = _loss_weights(clips, config)
     balanced = config.class_balance == "sampler"
     mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha, balanced)
@@ -436,7 +488,7 @@ def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
     training = ClipDataset(source, clips.train, clips=number, draws=True, mixing=used, bands=bands, seed=seed)
     # Validation data choose an epoch. With cross-fitting none is chosen.
     validation = ClipDataset(source, () if config.cross_fits else clips.validation, clips=number)
-    return VideoTask(training, validation, config=config, weights=weights)
+    return VideoTask(training, validation, config=config, weights=weights, build=build)
 
 
 def choose(
@@ -547,7 +599,7 @@ def _train_on_features(
     source, parts = _read_features(paths, config, fold, options)
     clips, folder = parts[""], paths.training_checkpoints(stage, fold)
     fingerprint = sha256_of_json([{"fold": fold, **config.training_values()}, clips.fingerprint])
-    finished = read_outcome(folder / "outcome.json", TrainingSummary)
+    finished = read_outcome(folder / OUTCOME, TrainingSummary)
     if finished is not None and finished.fingerprint == fingerprint and output.exists():
         again = command_text("--force", stage.partition("_")[0], "--resume", paths.root)
         return replace(finished, train_anew=again)
@@ -589,5 +641,5 @@ def _train_on_features(
         network=network,
         **_sizes(clips),
     )
-    write_text(folder / "outcome.json", outcome_to_json(outcome))
+    write_text(folder / OUTCOME, outcome_to_json(outcome))
     return outcome
