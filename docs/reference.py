@@ -1,6 +1,7 @@
 """Write the reference pages of the site from the program itself: a hook of MkDocs (``make docs``).
 
-No page lies in the repository, so none can be out of date.
+No page lies in the repository, so none can be out of date. The hook also gives pages a copy of the one script that the
+theme would load from another server.
 """
 
 import inspect
@@ -148,3 +149,16 @@ def on_files(files: Any, config: Any) -> Any:
     for name, page in PAGES.items():
         files.append(File.generated(config, f"reference/{name}.md", content=page()))
     return files
+
+
+_SHIM = "https://unpkg.com/iframe-worker/shim"  # the theme's search needs it where a page is opened from a disk
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Let a page load ``iframe_worker.js`` of the site, so that search works offline; MkDocs calls this hook."""
+    return output.replace(_SHIM, "../" * page.url.count("/") + "iframe_worker.js")
+
+
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    """Do the same for ``404.html``; MkDocs calls this hook."""
+    return output_content.replace(_SHIM, "iframe_worker.js")

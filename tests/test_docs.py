@@ -1,8 +1,11 @@
 """The pages are short and in short sentences, their commands exist, and the reference names all there is."""
 
 import importlib.util
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -78,3 +81,14 @@ def test_the_reference_names_all_there_is():
                for page, names in wanted.items()}  # fmt: skip
     assert set(wanted) == set(pages)
     assert not any(missing.values()), missing
+
+
+@pytest.mark.slow
+def test_the_site_loads_nothing_from_other_servers(tmp_path):
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)
+    pages = {page: page.read_text() for page in tmp_path.rglob("*.html")}
+    assert len(pages) > len(PAGES)
+    outside = re.compile(r"""<(?:script|img|iframe)\b[^>]*\bsrc=["']?https?:|<link\b[^>]*\bstylesheet\b[^>]*https?:""")
+    assert not [page for page, text in pages.items() if outside.search(text)]
