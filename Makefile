@@ -98,9 +98,9 @@ demo-image: $(STAMP)  ## Train image recognition with regression on built-in pic
 demo-video-text: $(STAMP)  ## Train video-text retrieval and captions on built-in clips
 	$(RUN) run_notebooks.py --params params/video_text.yaml
 
-lab: $(STAMP)  ## Open the notebooks in JupyterLab; outputs stay out of git
-	-@git config filter.fvc-notebook.clean "python3 .ci/clean_notebook.py" 2> /dev/null
-	$(VENV)/bin/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/01_data_index.ipynb
+lab: $(STAMP)  ## Open the notebooks in JupyterLab; it saves your edits of them, but no outputs, which stay out of git
+	PYTHONPATH=.ci $(VENV)/bin/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. \
+		--LabApp.default_url=/lab/tree/notebooks/01_data_index.ipynb --ContentsManager.pre_save_hook=clean_notebook.clean
 
 verdicts: setup-app  ## Show a page on which anybody drops videos and reads verdicts: make verdicts MODEL=latest PORT=8866
 	$(RUN) run_notebooks.py app $(or $(MODEL),latest) --port $(or $(PORT),8866)

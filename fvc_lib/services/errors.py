@@ -18,6 +18,10 @@ class UsageError(FvcError):
 
     exit_code = 2
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows of this error: its message alone, without the lines that led to it."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class DataError(FvcError):
     """The data cannot give a valid result: it is too small, unreadable, or has a single class. Exit code 3."""

@@ -65,7 +65,7 @@ class Lab:
     Attributes:
         address: Its address, without the token.
         token: Lets a browser in.
-        notebooks: The folder of the copied notebooks, below the folder it shows.
+        notebooks: A copy of the committed notebooks, which keeps outputs, below the folder it shows.
         outside: A file with a line for each attempt of the server or a kernel to reach beyond this machine.
     """
 
@@ -76,7 +76,7 @@ class Lab:
 
     def address_of(self, name: str) -> str:
         """Return the address of a notebook, with the token."""
-        return f"{self.address}/lab/workspaces/{Path(name).stem}/tree/notebooks/{quote(name)}?token={self.token}"
+        return f"{self.address}/lab/workspaces/{Path(name).stem}/tree/copies/{quote(name)}?token={self.token}"
 
     def reached_outside(self) -> list[str]:
         """Return the hosts beyond this machine that the server and its kernels tried to reach."""
@@ -86,16 +86,17 @@ class Lab:
 @contextmanager
 def start_lab(folder: Path, environment: Mapping[str, str]) -> Iterator[Lab]:
     """Start JupyterLab on a copy of the notebooks in ``folder``, with nothing of the user's own settings."""
-    shutil.copytree(ROOT / "notebooks", folder / "notebooks")
+    shutil.copytree(ROOT / "notebooks", folder / "copies")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    lab = Lab(f"http://127.0.0.1:{port}", secrets.token_hex(16), folder / "notebooks", folder / "outside.txt")
+    lab = Lab(f"http://127.0.0.1:{port}", secrets.token_hex(16), folder / "copies", folder / "outside.txt")
     listener = folder / "listener" / "sitecustomize.py"
     listener.parent.mkdir()
     listener.write_text(_LISTENER.format(path=str(lab.outside)))
     own = {f"JUPYTER_{kind}_DIR": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
-    own |= {"IPYTHONDIR": str(folder / "ipython"), "HOME": str(folder), "PYTHONPATH": f"{listener.parent}:{ROOT}"}
+    own |= {"IPYTHONDIR": str(folder / "ipython"), "HOME": str(folder)}
+    own["PYTHONPATH"] = os.pathsep.join(map(str, (listener.parent, ROOT, ROOT / ".ci")))
     options = ["--no-browser", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
     options += [f"--IdentityProvider.token={lab.token}", *(["--allow-root"] * (os.geteuid() == 0))]
     with (folder / "lab.log").open("wb") as log:

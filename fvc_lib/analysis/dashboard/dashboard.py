@@ -58,7 +58,7 @@ class Dashboard:
             show_bundle({**view._repr_mimebundle_(), "text/plain": repr(self)})
         bundles = [panel.bundle(self.selection) for panel in self._panels]
         if not any(PLOTLY in bundle for bundle in bundles):
-            show_bundle({"text/plain": NO_RESULT})
+            show_bundle({"text/plain": NO_RESULT})  # the empty displays after it fill when there is one
         for bundle in bundles:
             self._handles.append(show_bundle(bundle))
             self._shown.append(_as_json(bundle))
