@@ -366,7 +366,6 @@ def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
     help="An MLflow server or database, when it is not MLFLOW_TRACKING_URI, else mlflow.db in the runs folder.",
 )  # fmt: skip
 @click.option("--register", metavar="NAME[@ALIAS]", help="Make the run's bundle a version of this MLflow model, too.")
-@click.option("--follow", is_flag=True, help="Log a run to MLflow while it works, and its model when it has finished.")
 @RUNS_DIR
 def export(
     runs: tuple[str, ...],
@@ -375,7 +374,6 @@ def export(
     final: bool,
     tracking_uri: str | None,
     register: str | None,
-    follow: bool,
     runs_dir: Path,
 ) -> None:
     """Write the detector of a RUN as a folder to hand on (bundle), or export each RUN to MLflow.
@@ -388,7 +386,6 @@ def export(
     python -c "from fvc_lib import load_detector; print(load_detector('bundle_RUN').predict(['video.mp4']))"
     fvc export latest --format mlflow                                    into mlflow.db next to the runs
     fvc export runs/*/run_* --format mlflow --tracking-uri URI           all runs, to a server
-    fvc export latest --format mlflow --follow                           a run that is working, until it ends
     fvc export latest --format mlflow --register news@champion           and into the model registry
     fvc predict models:/news@champion video.mp4                          which predict reads
 
@@ -409,7 +406,7 @@ def export(
     this version. If the registry has a version with the same content, no new version is made. Set user and password of
     a server in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. Do not put them into --tracking-uri: other users
     of this machine could read them in the list of processes. With FVC_TRACKER=mlflow every run is logged while it
-    works, as with --follow.
+    works, and its model when it is done.
 
     Exit codes: 0 ok, 1 a file is damaged or MLflow refused, 2 usage, 3 the results are missing or damaged.
     """
@@ -417,16 +414,10 @@ def export(
     if kind == "mlflow":
         if to is not None or final:
             raise UsageError("--to and --final: are for --format bundle.")
-        found_runs = [find_run(runs_dir, name) for name in names]
-        if follow:
-            if len(found_runs) != 1 or register is not None:
-                raise UsageError("--follow: is for one run, without --register.")
-            _follow(found_runs[0], tracking_uri, partial(_has_ended, found_runs[0]))
-        else:
-            _to_mlflow(found_runs, tracking_uri, register)
+        _to_mlflow([find_run(runs_dir, name) for name in names], tracking_uri, register)
         return
-    if tracking_uri is not None or register is not None or follow:
-        raise UsageError("--tracking-uri, --register and --follow: are for --format mlflow.")
+    if tracking_uri is not None or register is not None:
+        raise UsageError("--tracking-uri and --register: are for --format mlflow.")
     if len(names) != 1:
         raise UsageError(f"--format bundle: is for one run, got {len(names)}.")
     found = find_run_or_ensemble(runs_dir, names[0])
@@ -482,15 +473,6 @@ def _follow(run: RunPaths, tracking_uri: str | None, has_ended: Callable[[], boo
             bundle = None
         for line in export.finish(run_content(run), bundle):
             click.echo(line)
-
-
-def _has_ended(run: RunPaths) -> bool:
-    from fvc_lib.analysis.read.runs import run_status
-
-    if run_status(run).get("state") not in ("running", "waiting"):
-        return True
-    time.sleep(FOLLOW_SECONDS)
-    return False
 
 
 def follow_until_closed(root: str) -> None:
