@@ -80,7 +80,7 @@ class RunContent:
         params: parameters by name, as text.
         tags: tags by name, as text.
         points: metric values as ``(key, step, milliseconds since 1970, value)``, at most one per key and step.
-        files: paths of the report, plotly.js, the parameters and other files of the run that exist.
+        files: paths of the report, the parameters and other files of the run that exist.
         tables: maps the path of an artifact to its CSV text.
         notes: sentences on files that could not be read.
     """

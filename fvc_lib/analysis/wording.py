@@ -1,7 +1,8 @@
 """Text for readers: numbers with units and intervals, readable names, and text escaped for figures."""
 
 import math
-from html import escape
+import re
+from html import escape, unescape
 
 from fvc_lib.metrics.declaration import declaration
 
@@ -125,6 +126,11 @@ def clean_text(text: object) -> str:
     line = " ".join(str(text).split())
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
     return shown.encode("utf-8", "backslashreplace").decode()
+
+
+def plain_text(text: object) -> str:
+    """Return text of a plotly figure without HTML: line breaks stay, other tags and entities are resolved."""
+    return unescape(re.sub(r"<[^>]*>", "", str(text).replace("<br>", "\n")))
 
 
 def figure_text(text: object) -> str:

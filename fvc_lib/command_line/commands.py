@@ -528,7 +528,7 @@ def run_content(run: RunPaths) -> "RunContent":
 
     record, tables = read_json_object(run.run_json), {name: SQL_TABLES[name]([run]) for name in TABLES}
     records = [run.params_yaml, run.run_json, run.status_json, run.code_patch, run.robustness_results]
-    files = [run.report_html, run.root / "plotly.min.js", *records]
+    files = [run.report_html, *records]  # its figures have still pictures: plotly.js stays in the runs folder
     return content_of(run_headline(run), record, run_status(run), tables, files)
 
 

@@ -1,6 +1,6 @@
 """Calibrate scores (turn them into probabilities of fake), and combine the scores of several detectors.
 
-A reliability diagram has ten bins of equal width over [0, 1]: bin k is [k / 10, (k + 1) / 10); the last includes 1.
+The calibration error has ten bins of equal width over [0, 1]: bin k is [k / 10, (k + 1) / 10); the last includes 1.
 """
 
 import math
@@ -30,46 +30,6 @@ _HALVINGS = 60  # of the bracket in log temperature: its width ends below the sp
 _INNER_EDGES = np.linspace(0.0, 1.0, NUM_BINS + 1)[1:-1]
 
 
-@dataclass(frozen=True)
-class ReliabilityBins:
-    """The bins of a reliability diagram.
-
-    Attributes:
-        counts: int64 (10,), number of videos per bin; 0 in an empty bin.
-        mean_scores: float64 (10,), mean probability of fake in the bin; NaN in an empty bin.
-        fake_shares: float64 (10,), share of the bin's videos that are fake; NaN in an empty bin.
-    """
-
-    counts: IntArray
-    mean_scores: FloatArray
-    fake_shares: FloatArray
-
-
-def bin_of(scores: FloatArray) -> IntArray:
-    """Return for each probability ``scores`` (N,) the number of its bin in the diagram, 0 to 9, int64 (N,)."""
-    return np.searchsorted(_INNER_EDGES, scores, side="right").astype(np.int64)
-
-
-def reliability_bins(labels: ArrayLike, scores: ArrayLike) -> ReliabilityBins:
-    """Return the reliability diagram of N videos: count, mean score and share of fakes in each of ten bins.
-
-    Args:
-        labels: int (N,) of 0 (real) and 1 (fake).
-        scores: float (N,), probabilities of fake.
-
-    Raises:
-        ValueError: labels are not 0 and 1, or scores are not N probabilities.
-    """
-    checked = check_labels(labels)
-    probabilities = check_probabilities(check_scores(scores, checked.size))
-    bins = bin_of(probabilities)
-    divisor, score_sums, fake_sums = (
-        np.bincount(bins, weights, NUM_BINS).astype(np.float64)
-        for weights in (np.ones(bins.size), probabilities, checked)
-    )
-    return ReliabilityBins(divisor.astype(np.int64), divide(score_sums, divisor), divide(fake_sums, divisor))
-
-
 def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
     """Return 11 numbers per video, float64 (N, 11), from whose sums over videos the calibration error is computed.
 
@@ -77,7 +37,8 @@ def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
     other nine. The last column is 1, so its sum is the divisor.
     """
     columns = np.zeros((scores.size, NUM_BINS + 1))
-    columns[np.arange(scores.size), bin_of(check_probabilities(scores))] = scores - labels
+    bins = np.searchsorted(_INNER_EDGES, check_probabilities(scores), side="right")
+    columns[np.arange(scores.size), bins] = scores - labels
     columns[:, -1] = 1.0
     return columns
 

@@ -55,6 +55,8 @@ _TRAINS = (FOLD_TRAINING, FINAL_TRAINING)
 _EVEN_ROWS = wanted(lambda rows: rows % 2 == 0 and rows not in range(1, 16), "0, or an even number from 16 on")
 Names = Annotated[tuple[str, ...], BeforeValidator(split_names)]
 CROP_MARGIN = 0.3  # share by which the side of a crop grows
+# Fields whose value 0 or empty stands for the model's own value.
+OF_MODEL = ("num_frames", "fixed_size", "frame_sampling", "head", "tune", "batch_size")
 # Generated videos had 8 frames a second, filmed ones 25 to 30. A faster common rate repeats frames of the slow videos,
 # which gives the label away: metadata alone reached AUC 0.98 at 25 a second, 0.94 at 10, and 0.51 at 8.
 RESCALE_RATE = 8  # frames a second that ``rescale`` gives
@@ -343,6 +345,18 @@ class RunConfig(BaseModel):
         seen: dict[str, Any] = {"clips": self.clips_per_video, "crop": self.crop} if of_videos else {}
         seen["margin"] = CROP_MARGIN if seen.get("crop") else 0.0
         return DETECTORS.get(self.model).clips(self.num_frames, self.fixed_size, self.frame_sampling, **seen)
+
+    def effective_values(self) -> dict[str, Any]:
+        """Return the JSON values of all fields by name, with the model's values in place of 0 and empty.
+
+        The model's file is imported, unless it is a user's file: then the values of the fields are returned.
+        """
+        values = self.model_dump(mode="json")
+        if self.task not in DECLARED["num_frames"].tasks or DETECTORS.file_of(self.model) is not None:
+            return values
+        clips, spec = self.clips, DETECTORS.get(self.model)
+        seen = (clips.num_frames, clips.side, clips.view.sampling, spec.head, spec.tune, spec.micro_batch)
+        return values | {name: values[name] or value for name, value in zip(OF_MODEL, seen, strict=True)}
 
     @property
     def of_features(self) -> str:

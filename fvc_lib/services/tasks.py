@@ -81,7 +81,7 @@ class Stage:
     trains: bool = False
     tasks: tuple[str, ...] = ("video",)
     schemas: tuple[str, ...] = ()
-    report_rank: int = 3
+    report_rank: int = 1
     beside: Files = lambda _run, _fold: ()
     when: Callable[[Any], bool] = lambda _config: True
     when_words: str = ""
@@ -254,7 +254,7 @@ _VIDEO = TaskSpec(
             (KFOLD_RESULTS,),
             _files("results"),
             _files(),
-            report_rank=1,
+            report_rank=3,
         ),
     ),
     trainer="train_fold",
@@ -365,7 +365,7 @@ _MEMORY_REPORT = Stage(
     _files("results", "task_results"),
     _files(),
     tasks=tuple(TASKS),
-    report_rank=1,
+    report_rank=4,
 )
 STAGES = tuple(
     sorted((*(stage for spec in TASKS.values() for stage in spec.stages), _MEMORY_REPORT), key=lambda stage: stage.name)

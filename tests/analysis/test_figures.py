@@ -1,13 +1,17 @@
 """Every figure states a finding, its sample size and its axes, treats names as text, and says when it is empty."""
 
+import base64
+import io
 from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 import pytest
+from PIL import Image
 
 from fvc_lib.analysis.figures import comparisons, corpus, logs, results, roc_and_calibration as ranking, tasks, theme
+from fvc_lib.analysis.pages.display import figure_bundle
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import FORGERIES, protocol_cautions
 from fvc_lib.analysis.read.runs import read_tables
@@ -72,6 +76,9 @@ def check_look(figure: go.Figure) -> None:
     assert "<img" not in shown
     assert "<a " not in shown
     assert len(shown) < 400_000
+    still = Image.open(io.BytesIO(base64.b64decode(figure_bundle(figure)["image/png"])))
+    assert still.size == (900, figure.layout.height)
+    assert len(still.getcolors()) > 8
 
 
 @pytest.mark.slow
@@ -127,10 +134,10 @@ def test_the_controls_figure_shows_each_score_with_its_interval(run: RunPaths) -
     ends = (point.x[0], point.x[0] + point.error_x.array[0], point.x[0] - point.error_x.arrayminus[0])
     assert ends == pytest.approx((row["value"], row["high"], row["low"]))
     assert ticks(figure)[0] == "Model"
-    assert title(figure).startswith("The model is above its best control")
+    assert title(figure).startswith(f"ROC AUC: model {row['value']:.3f}; highest control: ")
     alone = rows.filter(source="model").with_columns(low=pl.lit(None, pl.Float64), high=pl.lit(None, pl.Float64))
     figure = results.controls_figure(alone)
-    assert "Not shown to be above" in title(figure)
+    assert "no control" in title(figure)
     assert figure.data[0].error_x.array is None
 
 
@@ -190,7 +197,7 @@ def test_peaks_are_the_highest_of_all_folds_with_their_range_and_the_budget(tmp_
     for drawn in (figure, logs.stage_timeline_figure(found)):
         assert "budget" in {note.text for note in drawn.layout.annotations}
     points, line = logs.growth_figure(found).data[:2]
-    assert points.name == line.name == "04_fold_training, fold 0, attempt 1, train, process"
+    assert points.name == line.name == "04_fold_training, fold 0, attempt 1, train, process: leaks"
     assert line.x == (2, 10)
     assert line.y[1] - line.y[0] == pytest.approx(8 * 92)
     assert title(logs.growth_figure(found)).startswith("Memory leaks: 92.0 MB more with every epoch")

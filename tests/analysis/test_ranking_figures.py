@@ -76,4 +76,9 @@ def test_calibration_is_shown_before_and_after_the_temperature(run: RunPaths) ->
     errors = [expected_calibration_error(labels, scores) for scores in (predictions["score"].to_numpy(), before)]
     figure = calibration_figure(predictions, replicates=20)
     assert all(f"{error:.2f}" in figure.layout.title.text for error in errors)
-    assert {"Before temperature", "Score"} <= {trace.name for trace in figure.data}
+    bins = {trace.name: trace for trace in figure.data}
+    assert {"Before temperature", "Score"} <= bins.keys()
+    sizes = bins["Score"].customdata
+    assert sum(sizes) == predictions.height
+    assert max(sizes) - min(sizes) <= 1  # bins of equal mass
+    assert min(sizes) >= 10

@@ -64,14 +64,17 @@ def notebooks(run: RunPaths) -> list[Path]:
 def test_the_report_holds_everything_but_plotly_and_loads_nothing_else(run: RunPaths, notebooks: list[Path]) -> None:
     write_run_report(run)
     html = run.report_html.read_text(encoding="utf-8")
-    assert loads_of(run.report_html) == ["plotly.min.js"]
+    assert loads_of(run.report_html) == ["../../plotly.min.js"]  # one for all runs
     assert len(html) < 300_000
     assert html.count('<div class="figure"') == 3
-    assert open_sections(run.report_html) == [True, False, False, False]
-    score = run_headline(run).model_score
-    for text in (f"{score.value:.3f}", f"{score.low:.3f}, {score.high:.3f}", "above control", "795 MB", "3 min 05 s"):
+    assert open_sections(run.report_html) == [True, False, False, False, False]
+    headline = run_headline(run)
+    score = headline.model_score
+    for text in (f"{score.value:.3f}", f"{score.low:.3f}, {score.high:.3f}", "795 MB", "3 min 05 s"):
         assert text in html, text
-    assert [path.relative_to(run.root) for path in run.root.rglob("plotly*")] == [Path("plotly.min.js")]
+    assert html.count(headline.verdict.sentence) == 1
+    runs_dir = run.root.parent.parent
+    assert [path.relative_to(runs_dir) for path in runs_dir.rglob("plotly*")] == [Path("plotly.min.js")]
     write_report(notebooks[2:], run.root / "x.html", title="T <script>alert(1)</script>", answer=["a <b>"])
     alone = (run.root / "x.html").read_text(encoding="utf-8")
     assert loads_of(run.root / "x.html") == []

@@ -56,7 +56,7 @@ class Dashboard:
         if importlib.util.find_spec("ipywidgets"):  # of the extra ``workbench``; without, the panels alone
             view = self.make_widgets()
             show_bundle({**view._repr_mimebundle_(), "text/plain": repr(self)})
-        bundles = [panel.bundle(self.selection) for panel in self._panels]
+        bundles = [panel.bundle(self.selection, with_still=True) for panel in self._panels]
         if not any(PLOTLY in bundle for bundle in bundles):
             show_bundle({"text/plain": NO_RESULT})  # the empty displays after it fill when there is one
         for bundle in bundles:
@@ -210,4 +210,4 @@ def dashboard(runs_dir: Path | str, run: str | None = None) -> Dashboard:
 
 
 def _as_json(bundle: Bundle) -> str:
-    return json.dumps(bundle, cls=PlotlyJSONEncoder)
+    return json.dumps({**bundle, "image/png": ""}, cls=PlotlyJSONEncoder)

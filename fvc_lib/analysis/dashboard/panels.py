@@ -47,17 +47,17 @@ class Panel:
     is_live: bool = False
     tasks: tuple[str, ...] = ()
 
-    def bundle(self, selection: Selection) -> Bundle:
+    def bundle(self, selection: Selection, *, with_still: bool = False) -> Bundle:
         """Return the content of the panel for ``selection``, as a dict from mimetype to content for IPython.
 
-        If the panel is not meant for the task of the run that is shown in detail, or is a figure without data, the
-        content is invisible.
+        ``with_still``: whether a figure also gets a still picture, which a redraw has no time for. If the panel is not
+        meant for the task of the run that is shown in detail, or is a figure without data, the content is invisible.
         """
         is_meant = not self.tasks or task_of(selection.detailed) in self.tasks
         shown = self.draw(selection) if is_meant else NOTHING
         if isinstance(shown, go.Figure):
             if shown.data:
-                return figure_bundle(shown)
+                return figure_bundle(shown, with_still=with_still)
             shown = NOTHING
         if shown == NOTHING:  # text alone would take a line
             return {"text/plain": shown, "text/html": '<div style="display:none"></div>'}

@@ -88,7 +88,7 @@ def phase_peaks_figure(findings: MemoryFindings) -> go.Figure:
     for stage, phase, place, most, least in peaks.iter_rows():
         device = "" if place == PROCESS else f", {place}"
         tick = f"{figure_text(stage)}:<br>{figure_text(phase_text(phase) + device)}"
-        rows.append(theme.Row(tick, most, least, most, theme.REAL, text=megabytes_text(most)))
+        rows.append(theme.Row(tick, most, least, most, text=megabytes_text(most)))
     samples = count_text(int(findings.peaks["num_samples"].sum()), "sample")
     drawn = theme.interval_chart(
         memory.peak_sentence(findings),
@@ -102,7 +102,8 @@ def phase_peaks_figure(findings: MemoryFindings) -> go.Figure:
 def growth_figure(findings: MemoryFindings) -> go.Figure:
     """Return a figure of the median memory in MB of each training epoch, with a fitted line for each training.
 
-    A training is red if its memory leaks according to ``memory.LEAK_RULE``.
+    A training is red, and named, if its memory leaks according to ``memory.LEAK_RULE``. The others share a colour for
+    each phase and place.
     """
     points = memory.epoch_medians(findings.usage)
     if points.is_empty():
@@ -114,20 +115,27 @@ def growth_figure(findings: MemoryFindings) -> go.Figure:
     )
     keys = ["run_id", *_STAGE, "attempt", "place", "phase"]
     judged = findings.growth.sort(pl.col("verdict") != "leak", maintain_order=True)
+    named = list[str]()
     for position, row in enumerate(judged.iter_rows(named=True)):
         shown = points.join(judged[position], on=keys, how="semi", nulls_equal=True)
-        color = theme.NOT_ABOVE_CONTROL if row["verdict"] == "leak" else theme.SERIES[position % len(theme.SERIES)]
-        name = f"{where_text(row)}, attempt {row['attempt']}, {phase_text(row['phase'])}, {row['place']}"
+        where, name = f"{where_text(row)}, attempt {row['attempt']}", f"{phase_text(row['phase'])}, {row['place']}"
+        name = f"{where}, {name}: leaks" if row["verdict"] == "leak" else name
+        is_new = name not in named
+        named += [name] * is_new
+        color = (theme.MODEL, *theme.SERIES[1:5], *theme.SERIES[6:])[named.index(name) % 7]
+        color = theme.NOT_ABOVE_CONTROL if row["verdict"] == "leak" else color
         epochs, used = shown["epoch"].to_list(), shown["used_mb"].to_list()
-        theme.add_line(drawn, epochs, used, name, color, mode="markers", hovertemplate="epoch %{x}: %{y:.0f} MB")
+        hover = f"{figure_text(where)}<br>epoch %{{x}}: %{{y:.0f}} MB<extra></extra>"
+        look = {"legendgroup": figure_text(name), "hovertemplate": hover}
+        theme.add_line(drawn, epochs, used, name, color, mode="markers", showlegend=is_new, **look)
         if row["slope_mb"] is not None:
             ends = epochs[1], epochs[-1]
             fitted = [row["level_mb"] + row["slope_mb"] * epoch for epoch in ends]
-            theme.add_line(drawn, ends, fitted, name, color, showlegend=False, hoverinfo="skip")
+            theme.add_line(drawn, ends, fitted, name, color, showlegend=False, **look)
     drawn.update_xaxes(title_text="Epoch", tickformat="d")
     # From zero, so that a flat series looks flat.
     drawn.update_yaxes(title_text="Memory in training (MB)", rangemode="tozero")
-    return drawn.update_layout(legend=theme.LEGEND_BELOW)
+    return drawn.update_layout(legend=theme.LEGEND)
 
 
 def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
@@ -148,7 +156,12 @@ def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
     for stage, fold, length, start in spans.iter_rows():
         text = stage.partition("_")[0] + ("" if fold is None else f", fold {fold}")
         fits = length > 0.0085 * len(text) * total  # else it would lie on its neighbours
-        look = {"line": {"color": "#E6E8EB"}, "layer": "below", "annotation_position": "top right"}
+        look = {
+            "line": {"color": "#E6E8EB"},
+            "layer": "below",
+            "annotation_position": "top right",
+            "annotation_yanchor": "bottom",
+        }
         drawn.add_vline(start, annotation_text=figure_text(text) if fits else "", **look)
     places = rows["place"].unique(maintain_order=True).to_list()
     most = max(200, _MOST_POINTS // spans.height)
@@ -160,7 +173,7 @@ def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
         bucket = pl.int_range(pl.len()) // -(-part.height // most)
         points = part.filter(pl.col("used_mb").rank("ordinal").over(bucket) == pl.len().over(bucket))
         texts = [figure_text(f"{where_text(row)}, {phase_text(row['phase'])}") for row in points.to_dicts()]
-        color = theme.SERIES[places.index(place) % len(theme.SERIES)]
+        color = (theme.MODEL, *theme.SERIES[1:])[places.index(place) % len(theme.SERIES)]
         line = theme.add_line(drawn, points["at"].to_list(), points["used_mb"].to_list(), place, color, text=texts)
         line.update(legendgroup=figure_text(place), showlegend=place not in named)
         named.add(place)

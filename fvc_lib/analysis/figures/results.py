@@ -34,6 +34,7 @@ from fvc_lib.services.atomic_files import path_to_text
 BY_VIDEO, BY_GROUP = "all", "all_by_group"
 _BY = {BY_VIDEO: "by_video", BY_GROUP: "by_group", headline.BY_CASE: "by_case"}  # columns of a table, by scope
 _MAIN = headline.HEADLINE_METRIC
+_MEASURED = ("codec", "duration", "resolution")  # properties of a file that no corpus declares
 
 # --- Tables
 
@@ -122,16 +123,14 @@ def failed_checks(audit: pl.DataFrame) -> list[str]:
 # --- The model and its controls
 
 
-def controls_figure(
-    results: pl.DataFrame, *, confidence: float = 0.95, verdict: headline.Verdict | None = None
-) -> go.Figure:
+def controls_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
     """Return a figure of the ROC AUC of the model and of its controls over all folds, with intervals.
+
+    The title states numbers, not whether the model is above its controls: a verdict needs more than ``results``.
 
     Args:
         results: rows of ``tables.RESULTS``.
         confidence: coverage of the recorded intervals, which the subtitle states.
-        verdict: the run's verdict, which gives the title: a sentence on whether the model is above its controls. None:
-            the verdict is computed from ``results`` alone.
     """
     scores = [score for score in headline.overall_scores(results) if score.value is not None]
     if not scores:
@@ -143,9 +142,12 @@ def controls_figure(
         color = theme.MODEL if score.source == "model" else theme.CONTROL
         rows.append(Row(tick, score.value, score.low, score.high, color, is_dishonest))
     videos, groups = results.filter(scope=BY_VIDEO, metric=_MAIN).select("num_videos", "num_groups").row(0)
+    first, *others = (f"{wording.source_name(score.source).lower()} {score.value:.3f}" for score in scores)
+    highest = f"; highest control: {others[0]}" if others else "; no control has a score"
     return theme.interval_chart(
-        (verdict or headline.judge(scores)).sentence,
-        f"{theme.in_groups(videos, 'video', groups)}; bars: {confidence:.0%} intervals over groups; dashed: chance",
+        f"{metric_name(_MAIN)}: {first}{highest}",
+        f"{theme.in_groups(videos, 'video', groups)}; dark: the model, grey: controls, ring: not an honest split; "
+        f"bars: {confidence:.0%} intervals over groups; dashed: chance",
         rows, names="Scored by", values=metric_name(_MAIN),
     )  # fmt: skip
 
@@ -166,8 +168,9 @@ def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
     for label, color in theme.LABEL_COLORS.items():
         # Binned here rather than by plotly, so that the size of a page does not grow with the number of videos.
         counts = np.histogram(predictions.filter(label=label)["score"], edges)[0]
-        marker = {"color": theme.translucent(color, 0.6)}
-        drawn.add_bar(x=edges[:-1] + 0.025, y=counts, width=0.05, name=f"{label} ({counts.sum():,})", marker=marker)
+        # Side by side, because two colours on each other would be a third one.
+        at = edges[:-1] + (0.0125 if label == "real" else 0.0375)
+        drawn.add_bar(x=at, y=counts, width=0.023, name=f"{label} ({counts.sum():,})", marker={"color": color})
     for threshold in predictions["threshold"].unique():
         drawn.add_vline(x=threshold, line={"color": theme.INK, "width": 1, "dash": "dot"})
     drawn.update_xaxes(title_text="Score (probability of fake); dotted: thresholds of the folds", range=[0, 1])
@@ -181,17 +184,19 @@ def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
 def slices_figure(slices: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
     """Return a figure of the model's ROC AUC in each slice, with intervals.
 
-    A slice holds the videos with one value of a property, such as one codec. Slices with few groups are pale. A slice
-    of one class has no point.
+    A slice holds the videos with one value of a property that the corpus declares, such as one generator. Slices with
+    few groups are pale. A slice of one class has no point.
 
     Args:
         slices: rows of ``tables.SLICES``.
         confidence: coverage of the recorded intervals, which the subtitle states.
     """
     name = metric_name(_MAIN)
-    rows = slices.filter(metric=_MAIN).sort("slice_by", -pl.col("num_videos"), "value")
+    rows = slices.filter(pl.col("slice_by").is_in(_MEASURED).not_(), metric=_MAIN)
+    rows = rows.sort("slice_by", -pl.col("num_videos"), "value")
     if rows.is_empty():
-        return theme.nothing_to_show("Slices", f"No {name} by slice is recorded.")
+        why = f"The corpus declares no property with several values. By {', '.join(_MEASURED)}: tables/slices.parquet."
+        return theme.nothing_to_show(f"{name} by slice", why)
     points = []
     for row in rows.iter_rows(named=True):
         slice_name = theme.shortened(f"{row['slice_by'].replace('_', ' ')} {row['value']}", 36)
@@ -203,8 +208,8 @@ def slices_figure(slices: pl.DataFrame, *, confidence: float = 0.95) -> go.Figur
     large = rows.filter(~pl.col("is_small"))["number"].drop_nulls().sort()
     return theme.interval_chart(
         f"The lowest {name} of a large slice is {large[0]:.2f}" if len(large) else "No slice is large enough",
-        f"n = {count_text(rows.height, 'slice')}, {rows['is_small'].sum()} small (pale: few groups of a class); bars: "
-        f"{confidence:.0%} intervals over groups, not adjusted for the number of slices",
+        f"n = {count_text(rows.height, 'slice')}, {rows['is_small'].sum()} small (grey rings: few groups of a class); "
+        f"bars: {confidence:.0%} intervals over groups, not adjusted for the number of slices",
         points, names="Slice", values=name,
     )  # fmt: skip
 
@@ -214,9 +219,7 @@ def slices_figure(slices: pl.DataFrame, *, confidence: float = 0.95) -> go.Figur
 
 @PANELS.register_panel("controls", at=10, tasks=("video",))
 def _controls_panel(selection: Selection) -> Shown:
-    verdict = headline.run_verdict(selection.detailed, headline.measured_scores(selection.detailed))
-    confidence = confidence_of(selection)
-    return controls_figure(table_of(selection, "results"), confidence=confidence, verdict=verdict)
+    return controls_figure(table_of(selection, "results"), confidence=confidence_of(selection))
 
 
 @PANELS.register_panel("folds", at=40, follows=("folds",), tasks=("video",))

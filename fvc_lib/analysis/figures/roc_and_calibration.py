@@ -22,7 +22,7 @@ import polars as pl
 
 from fvc_lib.analysis.dashboard.panels import PANELS, QUICK_REPLICATES, Shown
 from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.figures.theme import add_line, add_reference, fake_labels, videos_and_groups
+from fvc_lib.analysis.figures.theme import add_line, fake_labels, videos_and_groups
 from fvc_lib.analysis.read.queries import Selection, of_folds, predictions as read_predictions
 from fvc_lib.metrics import calibration
 from fvc_lib.metrics.classification import (
@@ -45,6 +45,8 @@ from fvc_lib.metrics.intervals import (
 )
 
 _GRID = np.linspace(0.0, 1.0, 201)
+_BIN_VIDEOS, _MOST_BINS = 10, 10  # of the calibration figure: videos in a bin, and bins
+_DIAGONAL: dict[str, Any] = {"dash": "dash", "width": 1, "hoverinfo": "skip"}
 _COVERAGES = np.linspace(0.1, 1.0, 10)
 
 # --- ROC curve
@@ -163,8 +165,8 @@ def roc_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
         add_line(drawn, _GRID, heights, "Single folds", grey, width=1, legendgroup="folds", showlegend=number == 0)
     hover = "FPR %{x:.3f}<br>TPR %{y:.3f}<extra></extra>"
     add_line(drawn, _GRID, band.mean, "Model", theme.MODEL, width=2.5, hovertemplate=hover)
-    add_reference(drawn, "Chance")
-    drawn.update_layout(legend={"x": 0.98, "y": 0.04, "xanchor": "right", "yanchor": "bottom"})
+    add_line(drawn, [0, 1], [0, 1], "Chance", theme.NEUTRAL, **_DIAGONAL)
+    drawn.update_layout(legend=theme.LEGEND)
     return theme.shares(
         drawn, "False positive rate (share of reals called fake)", "True positive rate (share of fakes found)"
     )
@@ -203,46 +205,50 @@ def shares_of(
     return pl.DataFrame(rows, schema=names, schema_overrides=dict.fromkeys(names[:3], pl.Float64), orient="row")
 
 
-def _draw_shares(drawn: go.Figure, x: FloatArray, shares: pl.DataFrame, name: str) -> None:
-    """Add a line with error bars to the figure ``drawn``.
+def _draw_shares(drawn: go.Figure, x: FloatArray, shares: pl.DataFrame, name: str, color: str, mode: str) -> None:
+    """Add points with error bars to the figure ``drawn``.
 
     Args:
         drawn: the figure.
         x: horizontal positions (P,).
         shares: outcome of ``shares_of`` for P parts: the heights and the ends of the bars.
         name: name in the legend.
+        color: ``#RRGGBB``.
+        mode: plotly's ``markers`` or ``markers+lines``.
     """
     share, low, high = shares.select("share", "low", "high").fill_null(np.nan).to_numpy().T
-    look = {"mode": "markers+lines", "error_y": theme.error_bar(share, low, high, theme.MODEL)}
+    look = {"mode": mode, "error_y": theme.error_bar(share, low, high, color)}
     hover = "%{x:.2f}, %{y:.2f}<br>%{customdata} videos<extra></extra>"
-    add_line(drawn, x, share, name, theme.MODEL, customdata=shares["num_videos"], hovertemplate=hover, **look)
+    add_line(drawn, x, share, name, color, customdata=shares["num_videos"], hovertemplate=hover, **look)
 
 
 def calibration_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
-    """Return a figure of calibration: the share of fakes against the mean score, in ten bins of the score.
+    """Return a figure of calibration: the share of fakes against the mean score, in bins of equally many videos.
 
-    It shows the scores before and after the temperature, the divisor of the logits that was chosen in training to
-    calibrate them. ``predictions`` are rows of ``tables.PREDICTIONS``. ``how`` are ``replicates``, ``seed`` and
-    ``confidence`` of the intervals.
+    A bin holds at least ten videos, if there are twenty. It shows the scores before and after the
+    temperature, the divisor of the logits that was chosen in training to calibrate them. ``predictions`` are rows of
+    ``tables.PREDICTIONS``. ``how`` are ``replicates``, ``seed`` and ``confidence`` of the intervals.
     """
     if predictions.is_empty():
         return theme.nothing_to_show("Calibration", "No predictions are recorded.")
     labels, scores, groups, _ = _columns(predictions)
     before = calibration.probabilities(predictions["logit"].to_numpy(), 1.0)
     now, then = (calibration.expected_calibration_error(labels, values) for values in (scores, before))
+    number = min(max(labels.size // _BIN_VIDEOS, 2), _MOST_BINS, labels.size)
     drawn = theme.figure(
         f"A score is off the share of fakes by {now:.2f} on average; before its temperature by {then:.2f}",
-        f"{videos_and_groups(predictions)}, in bins of 0.1; bars: intervals over groups, none for a bin of one group; "
-        "the error (ECE) is biased upwards when bins hold few",
+        f"{videos_and_groups(predictions)}, in {number} bins of equally many videos; bars: intervals over groups, none "
+        "for a bin of one group; the error (ECE) is of bins of 0.1, and biased upwards when these hold few",
         height=460,
     )
-    add_reference(drawn, "Perfectly calibrated")
-    old, bins = (calibration.reliability_bins(labels, values) for values in (before, scores))
-    look = {"mode": "markers+lines", "connectgaps": True, "dash": "dot"}
-    add_line(drawn, old.mean_scores, old.fake_shares, "Before temperature", theme.CONTROL, **look)
-    filled = np.flatnonzero(bins.counts)
-    shares = shares_of([calibration.bin_of(scores) == number for number in filled], labels, groups, **how)
-    _draw_shares(drawn, bins.mean_scores[filled], shares, "Score")
+    add_line(drawn, [0, 1], [0, 1], "Perfectly calibrated", theme.NEUTRAL, **_DIAGONAL)
+    for values, name, color in ((before, "Before temperature", theme.SERIES[1]), (scores, "Score", theme.MODEL)):
+        order = np.lexsort((predictions["video_id"].to_numpy(), values))
+        rank = np.empty(labels.size, np.int64)
+        rank[order] = np.arange(labels.size)
+        parts = [rank * number // labels.size == place for place in range(number)]
+        means = np.array([values[part].mean() for part in parts])
+        _draw_shares(drawn, means, shares_of(parts, labels, groups, **how), name, color, "markers")
     drawn.update_layout(legend=theme.LEGEND)
     return theme.shares(
         drawn, "Mean score in the bin (probability of fake)", "Share of fakes in the bin (of its videos)"
@@ -268,7 +274,7 @@ def risk_coverage_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
         f"Deciding every video, {everything:.0%} are wrong; deciding only the surest half, {half:.0%}",
         f"{videos_and_groups(predictions)}; sure: far from the fold's threshold; bars: intervals over groups",
     )
-    _draw_shares(drawn, (shares["num_videos"] / labels.size).to_numpy(), shares, "Model")
+    _draw_shares(drawn, (shares["num_videos"] / labels.size).to_numpy(), shares, "Model", theme.MODEL, "markers+lines")
     theme.shares(drawn, "Coverage (share of videos decided, the surest first)", "Risk (share of these decided wrongly)")
     return drawn.update_yaxes(range=None, rangemode="tozero")
 

@@ -259,11 +259,6 @@ def add_line(drawn: go.Figure, x: Any, y: Any, name: str, color: str, **look: An
     return drawn.data[-1]
 
 
-def add_reference(drawn: go.Figure, name: str) -> None:
-    """Add a dashed line from the point (0, 0) to the point (1, 1), called ``name`` in the legend."""
-    add_line(drawn, [0, 1], [0, 1], name, NEUTRAL, dash="dash", width=1, hoverinfo="skip")
-
-
 def thinned(size: int, most: int) -> npt.NDArray[np.int64]:
     """Return at most ``most`` indices in [0, ``size``), int64, evenly spread, including the first and the last."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))

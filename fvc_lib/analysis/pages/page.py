@@ -7,12 +7,13 @@ import base64
 import functools
 import hashlib
 import math
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from pygments.formatters.html import HtmlFormatter
 
 from fvc_lib.analysis import wording
@@ -20,7 +21,11 @@ from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, Score
 from fvc_lib.services.atomic_files import write_text
 
 TEMPLATES = Path(__file__).with_name("templates")
-PLOTLY_FILE = "plotly.min.js"  # one file for all pages of a folder
+PLOTLY_FILE = "plotly.min.js"  # one file of 4.8 MB for all pages
+# A command in a sentence: the program, or parameters alone, up to a bracket or a semicolon.
+_COMMAND = re.compile(
+    r"(?<![\w/.-])((?:[\w./-]*python3? \S*run_notebooks\.py|run_notebooks\.py|fvc|-p \w+) [^();,]*[^();,. ])"
+)
 
 
 def render(template: str, **values: object) -> Markup:
@@ -41,6 +46,7 @@ def _environment() -> jinja2.Environment:
         "interval": lambda score: wording.interval_text(score.value, score.low, score.high),
         "number": wording.number_text, "bytes": wording.bytes_text, "duration": wording.duration_text,
         "source_name": wording.source_name, "count": wording.count_text,
+        "commands": lambda text: Markup(_COMMAND.sub(r"<code>\1</code>", str(escape(wording.clean_text(text))))),
         # ``Fold training: can a network ...?, fold 2`` becomes ``Fold training, fold 2``.
         "short": lambda title: re.sub(r": .*?(, fold \d+)?$", r"\1", title),
     }  # fmt: skip
@@ -70,7 +76,7 @@ def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a
 
 
 def write_page(
-    path: Path, title: str, body: Markup, scripts: Sequence[str] = (), *, stamp: str = "", has_figures: bool = False
+    path: Path, title: str, body: Markup, scripts: Sequence[str] = (), *, stamp: str = "", plotly: Path | None = None
 ) -> None:
     """Write an HTML page that works offline. The file is never left half written.
 
@@ -80,29 +86,30 @@ def write_page(
         body: HTML of the content.
         scripts: JavaScript that is embedded and runs after the body.
         stamp: text that identifies the content. ``stamp_of`` reads it back.
-        has_figures: whether the page needs plotly.js, which is then written next to it.
+        plotly: path of plotly.js, which is written if it is missing or differs. None: the page has no figures.
 
     Raises:
         OSError: a file cannot be written.
     """
     style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
     style += str(HtmlFormatter(style="default").get_style_defs(".highlight"))
-    # The policy allows only these scripts and plotly.js, the file next to the page.
+    # The policy allows only these scripts and plotly.js, a file on the same disk.
     allowed = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts]
-    allowed += ["'self'", "file:"] if has_figures else []
+    allowed += ["'self'", "file:"] if plotly else []
     policy = (
         f"default-src 'none'; script-src {' '.join(allowed) or repr('none')}; style-src 'unsafe-inline'; "
         "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
     )
+    source = Path(os.path.relpath(plotly, path.parent)).as_posix() if plotly else ""
     page = render(
         "page.html", title=title, body=body, scripts=[Markup(text) for text in scripts], stamp=stamp,
-        plotly=PLOTLY_FILE if has_figures else "", policy=policy, style=Markup(style),
+        plotly=source, policy=policy, style=Markup(style),
     )  # fmt: skip
     write_text(path, page)
-    if has_figures:
+    if plotly:
         from plotly.offline import get_plotlyjs  # a third of a second to load
 
-        plotly, script = path.parent / PLOTLY_FILE, get_plotlyjs()
+        script = get_plotlyjs()
         if not plotly.is_file() or plotly.stat().st_size != len(script.encode()):
             write_text(plotly, script)
 

@@ -5,13 +5,14 @@ A record is the executed notebook of a stage. A report shows the answer, all rec
 """
 
 import base64
+import contextlib
 import itertools
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from html import unescape
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -28,9 +29,9 @@ from plotly.utils import PlotlyJSONEncoder
 from fvc_lib.analysis import wording
 from fvc_lib.analysis.memory import memory_facts, run_memory
 from fvc_lib.analysis.pages.display import PLOTLY
-from fvc_lib.analysis.pages.page import TEMPLATES, render, write_page
+from fvc_lib.analysis.pages.page import PLOTLY_FILE, TEMPLATES, render, write_page
 from fvc_lib.analysis.read import headline as headlines
-from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline, audit_facts
+from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, audit_facts
 from fvc_lib.analysis.read.queries import memory_events, memory_samples
 from fvc_lib.analysis.read.runs import (
     as_list,
@@ -43,7 +44,8 @@ from fvc_lib.analysis.read.runs import (
 )
 from fvc_lib.analysis.wording import NOT_RECORDED, bytes_text, clean_text, count_text, time_text
 from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object
-from fvc_lib.services.errors import DataError
+from fvc_lib.services.config import DEFAULTS, RunConfig, meaning
+from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import REJECTED, SCORES, VIDEO_FRAMES
@@ -142,20 +144,36 @@ def write_run_report(run: RunPaths) -> None:
     headline = headlines.run_headline(run)
     stages, notes = run_status(run)["stages"], list(headline.notes)
     sections: list[Section] = []
-    for key, path in sorted(records.items(), key=lambda record: _rank(record[1].stem)):
+    # Records that did not end come first. The others are in the order of their stages.
+    order = {
+        key: (not path.stem.endswith(_PARTIAL), [not key.startswith(stage) for stage in _SECTION_ORDER], key)
+        for key, path in records.items()
+    }
+    for key in sorted(records, key=order.__getitem__):
+        path = records[key]
         try:
-            notebook = render_notebook(path, f"s{len(sections) + 1}")
+            notebook = render_notebook(path, f"s{len(sections) + 1}", in_report=True)
         except DataError as error:
             notes.append(f"A record cannot be shown. {error}")
             continue
         sections.append(Section(path_to_text(key), notebook, as_mapping(stages.get(key))))
-    facts = () if headline.earlier else audit_facts(run)
-    memory = run_memory(memory_samples([run]), memory_events([run]))
-    headline = replace(headline, more_facts=(*facts, *memory_facts(memory)))
+    audit = () if headline.earlier else audit_facts(run)
+    memory = memory_facts(run_memory(memory_samples([run]), memory_events([run])))
+    facts = {
+        "Corpus": headline.corpus or NOT_RECORDED,
+        "Protocol": headline.protocol,
+        **dict(audit),
+        "Model": headline.model or NOT_RECORDED,
+        "Experiment": headline.experiment,
+        "State": headline.state or NOT_RECORDED,
+        "Started": time_text(headline.started_utc),
+        "Duration": wording.duration_text(headline.duration_seconds),
+        **dict(memory or [("Peak memory", bytes_text(headline.peak_rss_bytes))]),
+    }
     _write(
-        run.report_html, f"FVC {run.run_id}", sections, headline=headline, notes=notes,
-        videos="" if headline.earlier else videos_html(run), provenance=provenance_html(run),
-        run_facts=_run_facts(headline),
+        run.report_html, f"FVC {run.run_id}", sections, plotly=run.root.parent.parent / PLOTLY_FILE, headline=headline,
+        notes=notes, videos="" if headline.earlier else videos_html(run), provenance=provenance_html(run),
+        parameters=_parameter_tables(run), run_facts={name: value for name, value in facts.items() if value},
     )  # fmt: skip
 
 
@@ -176,24 +194,16 @@ def write_report(
         OSError: the page cannot be written.
     """
     sections = [Section(path.stem, render_notebook(path, f"s{number}")) for number, path in enumerate(notebooks, 1)]
-    _write(output, title, sections, answer=answer, videos=videos)
+    _write(output, title, sections, plotly=output.with_name(PLOTLY_FILE), answer=answer, videos=videos)
 
 
-def _write(output: Path, title: str, sections: Sequence[Section], **parts: Any) -> None:
-    empty = dict.fromkeys(("headline", "notes", "answer", "videos", "provenance", "run_facts"), ())
+def _write(output: Path, title: str, sections: Sequence[Section], *, plotly: Path, **parts: Any) -> None:
+    empty = dict.fromkeys(("headline", "notes", "answer", "videos", "parameters", "provenance", "run_facts"), ())
     body = render("report.html", title=title, sections=sections, **empty | parts)
     scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.js", "videos.js")]
     has_figures = any(section.notebook.num_figures for section in sections)
-    write_page(output, title, body, scripts if parts.get("videos") else scripts[:1], has_figures=has_figures)
-
-
-def _rank(name: str) -> tuple[bool, int, str]:
-    """Return the sort key of a section in a report. ``name`` is the file name of its notebook without ending.
-
-    Notebooks that did not end (``.partial``) come first. The others are in the order of ``_SECTION_ORDER``.
-    """
-    positions = [position for position, stage in enumerate(_SECTION_ORDER) if name.startswith(stage)]
-    return (not name.endswith(_PARTIAL), min(positions, default=len(_SECTION_ORDER)), name)
+    used = scripts if parts.get("videos") else scripts[:1]
+    write_page(output, title, body, used, plotly=plotly if has_figures else None)
 
 
 def videos_html(run: RunPaths) -> Markup | str:
@@ -221,20 +231,27 @@ def videos_html(run: RunPaths) -> Markup | str:
     return render("videos.html", data=Markup(data.replace("<", "\\u003c")), **values)
 
 
-def _run_facts(headline: ReportHeadline) -> dict[str, str]:
-    facts = {
-        "Run": headline.run_id,
-        "Experiment": headline.experiment,
-        "State": headline.state or NOT_RECORDED,
-        "Model": headline.model or NOT_RECORDED,
-        "Protocol": headline.protocol,
-        "Corpus": headline.corpus or NOT_RECORDED,
-        "Started": time_text(headline.started_utc),
-        "Duration": wording.duration_text(headline.duration_seconds),
-        "Peak memory": bytes_text(headline.peak_rss_bytes),
-        **dict(headline.more_facts),
-    }
-    return {name: value for name, value in facts.items() if value}
+def _parameter_tables(run: RunPaths) -> list[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
+    """Return ``(caption, headings, rows)`` of the parameters that differ from their defaults, and of all others.
+
+    Values are the effective ones where the run's configuration can be read.
+    """
+    recorded = run_parameters(run)
+    if not recorded:
+        return []
+    shown = dict(recorded)
+    with contextlib.suppress(FvcError, ValueError, ImportError):
+        shown |= RunConfig.model_validate(recorded).effective_values()
+    rows: dict[bool, list[Sequence[object]]] = {True: [], False: []}
+    for name, value in recorded.items():
+        default = DEFAULTS.get(name)
+        default = list(default) if isinstance(default, tuple) else default
+        texts = [", ".join(map(str, of)) if isinstance(of, list) else str(of) for of in (shown[name], default)]
+        rows[value != default].append((name, *texts, meaning(name) if name in DEFAULTS else ""))
+    heads = ("Parameter", "Value", "Default", "Meaning")
+    others = f"{count_text(len(rows[False]), 'parameter')} at the default"
+    first = f"{count_text(len(rows[True]), 'parameter')} of this run differ from the default."
+    return [(first, heads, rows[True]), (others, heads[:2] + heads[3:], [(*row[:2], row[3]) for row in rows[False]])]
 
 
 # --- Provenance
@@ -320,6 +337,12 @@ _ATTRIBUTES = frozenset(
 )
 _SCRIPT_OR_STYLE = re.compile(r"<(script|style)\b.*?(</\1\s*>|\Z)", re.IGNORECASE | re.DOTALL)
 _TITLE = re.compile(r"^# +(?P<title>.+?)\s*#*\s*$", re.MULTILINE)
+_PARAMETERS = "Parameter\tValue\tMeaning"  # headings of the notebook's table of its parameters, as text
+_CONTRACT = "**Headless**"  # in the cell that says what a notebook reads and writes
+# A heading of a notebook is one level below that of its section. A table without headings needs no row for them.
+_HEADING = re.compile(r"(</?h)([1-5])(?=[ >])")
+_deeper = partial(_HEADING.sub, lambda found: f"{found[1]}{int(found[2]) + 1}")
+_NO_HEADS = re.compile(r"<thead>\s*<tr>\s*(<th[^>]*>\s*</th>\s*)+</tr>\s*</thead>")
 _ANCHOR = re.compile(r'<a class="anchor-link"[^>]*>&#182;</a>')
 # Allowed targets of links: the web, the page of a judged video, and a log (relative to the folder of the notebooks).
 _LINK = re.compile(
@@ -328,8 +351,13 @@ _LINK = re.compile(
 _HIGHLIGHT = Highlight2HTML(pygments_lexer="ipython3")  # type: ignore[no-untyped-call]  # nbconvert is half typed
 
 
-def render_notebook(path: Path, prefix: str) -> NotebookHtml:
+def render_notebook(path: Path, prefix: str, *, in_report: bool = False) -> NotebookHtml:
     """Return an executed notebook as HTML. The id of each figure begins with ``prefix``.
+
+    Args:
+        path: path of the notebook.
+        prefix: beginning of the ids.
+        in_report: whether the page shows the run's answer and parameters itself. The notebook's are then left out.
 
     Raises:
         DataError: the file is missing, is no notebook or is damaged.
@@ -344,11 +372,21 @@ def render_notebook(path: Path, prefix: str) -> NotebookHtml:
     for cell in code:
         CoalesceStreamsPreprocessor().preprocess_cell(cell, {}, 0)  # type: ignore[no-untyped-call]
     title = _take_title(cells, path_to_text(path.name.split(".")[0]))
+    for cell in cells:
+        tags = cell.get("metadata", {}).get("tags", [])
+        if cell.cell_type == "markdown" and _CONTRACT in cell.source:
+            cell.setdefault("metadata", {})["tags"] = ["folded"]
+        elif in_report and cell.cell_type == "code":
+            is_parameters = not {"parameters", "injected-parameters"}.isdisjoint(tags)
+            cell.source = "" if is_parameters else cell.source
+            texts = [str(output.get("data", {}).get("text/plain", "")) for output in cell.outputs]
+            kept = [output for output, text in zip(cell.outputs, texts, strict=True) if _PARAMETERS not in text]
+            cell.outputs = [] if "answer" in tags else kept
     figures = itertools.count(1)
     body = render(
         "notebook.html", cells=cells, best=_best, plotly=PLOTLY, end_tag=END_TAG, remarks=_REMARKS, clean=clean_html,
-        figure=lambda spec: figure_html(spec, f"{prefix}-figure-{next(figures)}"),
-        prose=lambda text: clean_html(_ANCHOR.sub("", markdown2html(text))),
+        figure=lambda spec, still: figure_html(spec, f"{prefix}-figure-{next(figures)}", still),
+        prose=lambda text: clean_html(_NO_HEADS.sub("", _deeper(_ANCHOR.sub("", markdown2html(text))))),
         code=lambda text: Markup(_HIGHLIGHT(text)),
         terminal=lambda text: Markup(ansi2html(text)),  # type: ignore[no-untyped-call]
     )  # fmt: skip
@@ -412,8 +450,8 @@ def clean_html(html: str) -> Markup:
     return Markup(bleach.clean(text, _TAGS, is_allowed, protocols, strip=True, css_sanitizer=styles))
 
 
-def figure_html(spec: dict[str, Any], name: str) -> Markup:
-    """Return HTML for a plotly figure from a notebook. The script of the page draws it.
+def figure_html(spec: dict[str, Any], name: str, still: str = "") -> Markup:
+    """Return HTML for a plotly figure from a notebook. The script of the page draws it over its still picture.
 
     Title and subtitle become text above the figure, because text wraps on a narrow screen. For a figure without data,
     only title and subtitle are returned.
@@ -421,26 +459,29 @@ def figure_html(spec: dict[str, Any], name: str) -> Markup:
     Args:
         spec: plotly's JSON with ``data`` and ``layout``.
         name: id of the element.
+        still: PNG of the figure in base64, for readers without plotly.js. Empty: there is none.
     """
     layout, data = dict(spec.get("layout") or {}), spec.get("data") or []
     title, legend = as_mapping(layout.pop("title", None)), as_mapping(layout.get("legend"))
     above = Markup()
     for kind, part in (("finding", title), ("basis", as_mapping(title.get("subtitle")))):
-        # plotly's titles hold a little HTML, whose tags are removed.
-        text = unescape(re.sub(r"<[^>]*>", " ", str(part.get("text") or "")))
-        above += Markup('<p class="{}">{}</p>').format(kind, text)
+        above += Markup('<p class="{}">{}</p>').format(kind, wording.plain_text(part.get("text") or ""))
     if not data:
         return above
-    layout |= {"margin": {**as_mapping(layout.get("margin")), "t": 46}, "width": None, "autosize": True}
+    # Title and subtitle stand above the drawing, so its top margin is for the legend and titles of panels alone.
+    top = 16 if layout.get("showlegend") is False and not layout.get("xaxis2") else 46
+    layout |= {"margin": {**as_mapping(layout.get("margin")), "t": top}, "width": None, "autosize": True}
     if legend.get("yref") == "container":  # placed below the title, which is not part of the drawing here
         layout["legend"] = {**legend, "y": 1}
     content = json.dumps({"data": data, "layout": layout}, cls=PlotlyJSONEncoder)
     height = layout.get("height")
     pixels = int(height) if isinstance(height, int | float) and 50 <= height <= 5000 else 400
+    alternative = wording.plain_text(title.get("text") or "figure")
+    picture = Markup('<img alt="{}" src="data:image/png;base64,{}">').format(alternative, still) if still else ""
     return above + Markup(
-        '<div class="figure" id="{0}" style="height:{1}px"><noscript>This figure needs JavaScript.</noscript></div>'
-        '<script type="application/json" id="{0}-data">{2}</script>'
-    ).format(name, pixels, Markup(content.replace("<", "\\u003c")))  # only a "<" could end the element early
+        '<div class="figure" id="{0}" style="height:{1}px">{2}</div>'
+        '<script type="application/json" id="{0}-data">{3}</script>'
+    ).format(name, pixels, picture, Markup(content.replace("<", "\\u003c")))  # only a "<" could end the element early
 
 
 # --- The list of all runs

@@ -218,7 +218,7 @@ class Verdict:
 class ReportHeadline(MeasuredScores):
     """The head of a run's report: the scores, the verdict and facts about the run.
 
-    A fact that is None was not recorded. ``more_facts`` are further facts as pairs ``(name, text)``.
+    A fact that is None was not recorded.
     """
 
     run_id: str
@@ -232,7 +232,6 @@ class ReportHeadline(MeasuredScores):
     protocol: str  # empty for the protocol ``kfold``
     corpus: str | None
     failure: str | None
-    more_facts: tuple[tuple[str, str], ...] = ()
 
     @property
     def sentences(self) -> tuple[str, ...]:

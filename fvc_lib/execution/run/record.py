@@ -36,8 +36,8 @@ _LARGEST_PATCH_BYTES = 4 << 20
 # Patterns of files not tracked by git that can change what a run does; the patch has them as well.
 _CODE = ("*.py", "*.pyi", "*.ipynb", "*.yaml", "*.yml", "*.toml", "*.lock", "*.cfg", "*.sh", "*.sbatch", "Makefile")
 RECORDED_PACKAGES = (
-    "fvc_lib", "av", "duckdb", "ipykernel", "jupyter_client", "nbclient", "nbconvert", "nbformat", "numpy",
-    "papermill", "plotly", "polars", "psutil", "pyarrow", "pydantic", "safetensors", "scikit-learn", "scipy",
+    "fvc_lib", "av", "duckdb", "ipykernel", "jupyter_client", "matplotlib", "nbclient", "nbconvert", "nbformat",
+    "numpy", "papermill", "plotly", "polars", "psutil", "pyarrow", "pydantic", "safetensors", "scikit-learn", "scipy",
     "torch", "torchvision",
 )  # fmt: skip
 # Packages whose version can change the order of additions, and with it the last bits of a sum. So can another processor

@@ -20,7 +20,7 @@ from typing import Any
 import polars as pl
 
 from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries, temporary_of
-from fvc_lib.services.config import RunConfig, meaning
+from fvc_lib.services.config import OF_MODEL, RunConfig, meaning
 from fvc_lib.services.errors import DataError, StoppedError, UsageError, command_text
 from fvc_lib.services.isolated_workers import SUSPECTS
 from fvc_lib.services.parameters import resolve_config, run_config
@@ -151,6 +151,8 @@ class StageSession:
         The columns are ``parameter``, ``value`` and ``meaning``; all are texts.
         """
         values = self.config.model_dump(mode="json")
+        if not set(OF_MODEL).isdisjoint(self.parameters):  # else the model's file need not be imported
+            values = self.config.effective_values()
         columns = {
             "parameter": list(self.parameters),
             "value": [_as_text(values[name]) for name in self.parameters],

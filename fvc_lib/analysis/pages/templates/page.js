@@ -4,9 +4,10 @@
     if (div.dataset.drawn) return;
     div.dataset.drawn = "yes";
     if (typeof Plotly === "undefined") {
-      div.textContent = "This figure needs the file plotly.min.js, which is not where this page expects it.";
+      if (!div.querySelector("img")) div.textContent = "This figure needs the file plotly.min.js, which is not where this page expects it.";
       return;
     }
+    div.replaceChildren();
     const spec = JSON.parse(document.getElementById(div.id + "-data").textContent);
     const buttons = [["toImage", "zoom2d", "pan2d", "resetScale2d"]];
     const options = { displaylogo: false, responsive: false, modeBarButtons: buttons };
@@ -83,6 +84,9 @@
     if (target && target.tagName === "DETAILS") { target.open = true; target.scrollIntoView(); }
   };
   window.addEventListener("hashchange", reveal);
+  // One section is open at a time. Closing a long one moves the page, so the new one is brought into view.
+  document.querySelectorAll("details.section > summary").forEach((head) =>
+    head.addEventListener("click", () => setTimeout(() => head.scrollIntoView({ block: "nearest" }))));
   document.querySelectorAll("nav.sections a").forEach((link) =>
     link.addEventListener("click", () => setTimeout(reveal)));
   document.querySelectorAll("button[data-toggle]").forEach((button) => button.addEventListener("click", () => {
@@ -100,6 +104,6 @@
     selection.addRange(range);
     button.textContent = document.execCommand("copy") ? "Copied" : "Selected";
   }));
-  window.addEventListener("beforeprint", () => { all("details.section", true); figures.forEach(draw); });
+  window.addEventListener("beforeprint", () => { document.querySelectorAll("details.section").forEach((item) => item.removeAttribute("name")); all("details.section", true); figures.forEach(draw); });
   reveal();
 })();
