@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 # A figure is drawn when it comes near the window, and only in an open section.
-_OPEN_SECTIONS = 'document.querySelectorAll("details.section").forEach(section => { section.open = true; })'
+_OPEN_SECTIONS = (
+    'document.querySelectorAll("details.section").forEach(section => { section.name = ""; section.open = true; })'
+)
 _DRAW_NEXT = """() => {
   const waiting = [...document.querySelectorAll("div.figure")]
     .filter(div => div.checkVisibility() && !div.querySelector("svg.main-svg"));

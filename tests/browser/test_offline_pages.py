@@ -40,7 +40,7 @@ def test_a_page_is_drawn_fits_its_window_and_shows_names_as_text(open_page: Open
     for window in (PHONE, WINDOW):
         resize(watched.page, window)
         assert flaws(watched.page) == [], window
-    assert ("Scored by" in "".join(watched.page.locator(".g-ytitle").all_text_contents())) == is_report
+    assert ("True positive rate" in "".join(watched.page.locator(".g-ytitle").all_text_contents())) == is_report
     assert watched.trouble() == []
     assert "alert(" in text
     assert not is_report or all(hostile in text for hostile in HOSTILE[:3])

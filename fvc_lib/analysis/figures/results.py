@@ -144,12 +144,13 @@ def controls_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Fi
     videos, groups = results.filter(scope=BY_VIDEO, metric=_MAIN).select("num_videos", "num_groups").row(0)
     first, *others = (f"{wording.source_name(score.source).lower()} {score.value:.3f}" for score in scores)
     highest = f"; highest control: {others[0]}" if others else "; no control has a score"
-    return theme.interval_chart(
+    drawn = theme.interval_chart(
         f"{metric_name(_MAIN)}: {first}{highest}",
         f"{theme.in_groups(videos, 'video', groups)}; dark: the model, grey: controls, ring: not an honest split; "
         f"bars: {confidence:.0%} intervals over groups; dashed: chance",
         rows, names="Scored by", values=metric_name(_MAIN),
     )  # fmt: skip
+    return drawn.update_layout(meta=theme.ANSWER)
 
 
 def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:

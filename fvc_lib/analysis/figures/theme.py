@@ -26,6 +26,7 @@ NEUTRAL = "#6B7280"
 INK = "#22262B"
 
 STANDING_COLORS = {"above control": "#00735C", "not above control": NOT_ABOVE_CONTROL}
+ANSWER = "answer"  # ``layout.meta`` of a figure that shows the answer of a run, as the head of its report does
 LABEL_COLORS = {"real": REAL, "fake": FAKE}
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#7A5C99", "#4D4D4D")
 

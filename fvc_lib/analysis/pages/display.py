@@ -15,6 +15,7 @@ from fvc_lib.analysis.figures.still import still_picture
 from fvc_lib.analysis.figures.theme import STANDING_COLORS
 from fvc_lib.metrics.declaration import declaration
 
+LEAD = '<p class="lead">'  # begins the answer of a notebook
 PLOTLY = "application/vnd.plotly.v1+json"  # mimetype of a figure that a notebook stores
 # Each entry: suffix of a column's name, unit for the heading, and the function that formats a value.
 _BY_SUFFIX: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -150,7 +151,7 @@ class HtmlSentences(Displayed):
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<p>{escape(line)}</p>" for line in repr(self).splitlines())
-        return lines.replace("<p>", '<p class="lead">', 1) if self.has_lead else lines
+        return lines.replace("<p>", LEAD, 1) if self.has_lead else lines
 
     def __repr__(self) -> str:
         return "\n".join(map(wording.clean_text, self.sentences)) or "none"

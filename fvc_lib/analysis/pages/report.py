@@ -27,8 +27,9 @@ from nbconvert.preprocessors.coalescestreams import CoalesceStreamsPreprocessor
 from plotly.utils import PlotlyJSONEncoder
 
 from fvc_lib.analysis import wording
+from fvc_lib.analysis.figures.theme import ANSWER
 from fvc_lib.analysis.memory import memory_facts, run_memory
-from fvc_lib.analysis.pages.display import PLOTLY
+from fvc_lib.analysis.pages.display import LEAD, PLOTLY
 from fvc_lib.analysis.pages.page import PLOTLY_FILE, TEMPLATES, render, write_page
 from fvc_lib.analysis.read import headline as headlines
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, audit_facts
@@ -379,9 +380,7 @@ def render_notebook(path: Path, prefix: str, *, in_report: bool = False) -> Note
         elif in_report and cell.cell_type == "code":
             is_parameters = not {"parameters", "injected-parameters"}.isdisjoint(tags)
             cell.source = "" if is_parameters else cell.source
-            texts = [str(output.get("data", {}).get("text/plain", "")) for output in cell.outputs]
-            kept = [output for output, text in zip(cell.outputs, texts, strict=True) if _PARAMETERS not in text]
-            cell.outputs = [] if "answer" in tags else kept
+            cell.outputs = [output for output in cell.outputs if not _is_at_the_head(output.get("data", {}))]
     figures = itertools.count(1)
     body = render(
         "notebook.html", cells=cells, best=_best, plotly=PLOTLY, end_tag=END_TAG, remarks=_REMARKS, clean=clean_html,
@@ -402,6 +401,13 @@ def render_notebook(path: Path, prefix: str, *, in_report: bool = False) -> Note
         num_never_ran=states.count("pending"),
         num_code_cells=len(written),
     )
+
+
+def _is_at_the_head(data: dict[str, Any]) -> bool:
+    """Return whether the report shows the content of a display elsewhere: the answer, or the run's parameters."""
+    figure = as_mapping(as_mapping(data.get(PLOTLY)).get("layout"))
+    is_answer = LEAD in str(data.get("text/html")) or figure.get("meta") == ANSWER
+    return is_answer or _PARAMETERS in str(data.get("text/plain"))
 
 
 def _take_title(cells: list[Any], name: str) -> str:
