@@ -25,7 +25,7 @@ from fvc_lib.services.tables import LEAKAGE_AUDIT, check_table, frame_of
 from fvc_lib.services.tasks import OFFICIAL
 from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.calibration import RecordedSelection
-from fvc_lib.tasks.video.results import with_targets
+from fvc_lib.tasks.video.results import measured, with_targets
 
 Row = tuple[str, int | None, float | None, str, bool | None]  # the columns of LEAKAGE_AUDIT
 Links = Sequence[tuple[int, int]]  # near-duplicates, as pairs of row numbers
@@ -205,23 +205,27 @@ def _metadata_carriers(
     """
     folds = predictions.select("video_id", "group_id", "label", "fold")
 
-    def judged(names: Sequence[str], rounds: int = _ROUNDS_OF_ONE_COLUMN) -> Interval:
-        scored = controls.tested(
+    def scored(names: Sequence[str], rounds: int = _ROUNDS_OF_ONE_COLUMN) -> pl.DataFrame:
+        scores = controls.tested(
             lambda rows: controls.metadata_only(index, rows, names, rounds=rounds), folds, trainings
         )
-        return controls.auc_within_folds(with_targets(scored, protocol), config)
+        return with_targets(scores, protocol)
+
+    def auc(scores: pl.DataFrame) -> float:
+        metric, values = measured("roc_auc", scores)
+        return float(metric(controls.fake_labels(scores), values))
 
     if trainings is None and folds["fold"].n_unique() < 2:
         return
-    whole = judged(controls.METADATA, rounds=100).value
+    whole = auc(scored(controls.METADATA, rounds=100))
     if not whole >= _CARRIES_AUC:  # NaN where each fold has one class
         return
-    alone = {name: judged([name]).value for name in controls.METADATA if index[name].n_unique() > 1}
+    alone = {name: auc(scored([name])) for name in controls.METADATA if index[name].n_unique() > 1}
     best = sorted(alone, key=lambda name: -alone[name])[:_MOST_CARRIERS]
     carriers = ", ".join(f"{name} ({alone[name]:.2f})" for name in best)
     found = f"Metadata predicts the labels. The columns with the highest AUC of their own: {carriers}."
     yield "metadata_carriers", None, whole, found, None
-    size = judged(controls.SIZE_AND_RATE)
+    size = controls.auc_within_folds(scored(controls.SIZE_AND_RATE), config)
     if not config.rescale and size.value >= _CARRIES_AUC and size.low > 0.5:
         found = (
             f"Frame size and rate alone predict the labels: AUC {_interval(size)}; -p rescale 480 brings every video "

@@ -336,10 +336,21 @@ def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | Non
     there = networks.sees_frames and all(networks.store.has(video_id, 0) for video_id in tested["video_id"])
     if not tested.height or not there:
         return None
-    features, groups = dict[int, Features](), dict[int, npt.NDArray[np.int64]]()
+    config, features, groups = networks.config, dict[int, Features](), dict[int, npt.NDArray[np.int64]]()
+    stored: EmbeddedClips | None = None
+    if config.of_features:  # the features of a frozen trunk are the same in every fold, and the training stored them
+        made = [(video_id, 0) for video_id in tested["video_id"]]
+        device = networks.compute.device
+        stored = EmbeddedClips(
+            with_features(networks.store, made, config, device, begin=0.0, stop=lambda: False), config
+        )
     numbered = tested.with_columns(number=pl.col("group_id").rank("dense").cast(pl.Int64) - 1)
     for (fold,), rows in numbered.partition_by("fold", as_dict=True, maintain_order=True).items():
-        features[fold] = _features_of(networks, fold, rows["video_id"].to_list())
+        video_ids = rows["video_id"].to_list()
+        if stored is None:
+            features[fold] = _features_of(networks, fold, video_ids)
+        else:
+            features[fold] = stored.of([ClipRow(one, 0, label=0) for one in video_ids]).astype(np.float32)
         groups[fold] = rows["number"].to_numpy()
         if len(features[fold]) < rows.height:
             return None
@@ -349,8 +360,7 @@ def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | Non
 def _features_of(networks: Networks, fold: int, video_ids: Sequence[str]) -> Features:
     """Compute the features of N videos from stored clips, float32 (N, F).
 
-    A frozen trunk's features are read from the cache, where the training has stored them. The result is empty if the
-    head does not get one row per clip.
+    The result is empty if the head does not get one row per clip.
 
     Args:
         networks: the networks of the run.
@@ -358,11 +368,6 @@ def _features_of(networks: Networks, fold: int, video_ids: Sequence[str]) -> Fea
         video_ids: ids of the N videos.
     """
     store, config, rows = networks.store, networks.config, dict[int, list[Features]]()
-    if config.of_features:
-        made = [(video_id, 0) for video_id in video_ids]
-        featured = with_features(store, made, config, networks.compute.device, begin=0.0, stop=lambda: False)
-        clips = EmbeddedClips(featured, config)
-        return clips.of([ClipRow(video_id, 0, label=0) for video_id in video_ids]).astype(np.float32)
     for video_id in video_ids:
         frames = np.array(store.read(video_id, 0))
         shape = (1, config.clips_per_video, len(frames) // config.clips_per_video, *frames.shape[1:])
