@@ -22,7 +22,14 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Return a public function or class."""
-    if name not in _PUBLIC:
+    """Return a public function or class; or an attribute of the papermill engine ``fvc``.
+
+    papermill loads the entry points of all its engines when it is imported, and looks for these three names. This
+    module stands in for the engine, so that ``import papermill`` loads nothing of ours.
+    """
+    if name in _PUBLIC:
+        return getattr(import_module(f"{__name__}.public"), name)
+    if name not in {"execute_notebook", "nb_kernel_name", "nb_language"}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.public"), name)
+    # Put together, because a whole name in a text counts as an import: every notebook would depend on the engine.
+    return getattr(import_module(f"{__name__}.execution.papermill_entry").FvcEngine, name)

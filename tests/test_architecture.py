@@ -116,7 +116,7 @@ def test_no_start_and_no_early_stage_loads_what_learns():
     """Each package takes a second to load, in every kernel."""
     early = [(name, ("torch", "sklearn", "nbconvert")) for name in STAGES_BEFORE_LEARNING]
     last = ("services.tables", ("polars",))  # shows that a loaded package is seen
-    starts = [(name, ("torch", "sklearn")) for name in ("command_line.main", "execution.run.runner")]
+    starts = [(name, ("torch", "sklearn")) for name in ("command_line.main", "execution.papermill_entry")]
     checks = [*starts, *early, *((name, ("torch",)) for name in NOT_LEARNING), last]
     assert loaded_too_early(checks) == ["polars loaded by services.tables"]
 

@@ -34,10 +34,8 @@ from papermill.engines import NBClientEngine, NotebookExecutionManager, papermil
 from papermill.exceptions import PapermillExecutionError
 
 from fvc_lib.execution.run.status import StageError
-from fvc_lib.execution.stages import notebook_of
+from fvc_lib.execution.stages import Notebook, check_parameters, notebook_of
 from fvc_lib.services.atomic_files import temporary_of, write_bytes
-from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import UsageError
 
 START_TIMEOUT_SECONDS = 300  # importing from a cold shared file system takes minutes
 LAST_OUTPUTS_SECONDS = 30  # how long to wait, after a cell has ended, for outputs that are still on their way
@@ -126,7 +124,7 @@ class KernelEngine(NBClientEngine):  # type: ignore[misc]  # papermill ships no 
     def execute_notebook(
         cls, nb: NotebookNode, kernel_name: str, *, input_path: str, request: KernelRequest, **_: Any
     ) -> NotebookNode:
-        """Check the names that papermill has injected into ``nb``, execute ``nb`` and return it.
+        """Check the parameters that papermill has injected into ``nb``, execute ``nb`` and return it.
 
         Args:
             nb: the notebook, to which the outputs of its cells are added.
@@ -134,14 +132,8 @@ class KernelEngine(NBClientEngine):  # type: ignore[misc]  # papermill ships no 
             input_path: the notebook's path, for error messages.
             request: where the record and the log go. How the execution ended is stored in ``request.outcome``, because
                 this method has to return the notebook.
-
-        Raises:
-            UsageError: the notebook has no such parameter.
         """
-        known = notebook_of(nb, Path(input_path)).parameters
-        for name in nb.metadata.papermill.get("parameters", {}):  # papermill does not check names
-            if name not in known and name not in RunConfig.model_fields:
-                raise UsageError(f"notebook {input_path!r}: {name!r} is no parameter of it.")
+        checked_parameters(nb, Path(input_path))
         record = Record(nb, request.record)
         record.notebook_start()
         try:
@@ -158,6 +150,23 @@ class KernelEngine(NBClientEngine):  # type: ignore[misc]  # papermill ships no 
 
 
 papermill_engines.register(_ENGINE, KernelEngine)
+
+
+def checked_parameters(notebook: NotebookNode, path: Path) -> tuple[Notebook, dict[str, Any]]:
+    """Check a notebook and the parameter values that papermill has injected into it.
+
+    Args:
+        notebook: the notebook as an nbformat node, with papermill's metadata.
+        path: the notebook's path, for error messages.
+
+    Returns:
+        The checked notebook, and ``{parameter: value}``, each value converted to the type of its parameter.
+
+    Raises:
+        UsageError: the notebook does not have a parameter, or a value has the wrong type.
+    """
+    checked = notebook_of(notebook, path)
+    return checked, check_parameters(checked, notebook.metadata.papermill.get("parameters", {}))
 
 
 class Record(NotebookExecutionManager):  # type: ignore[misc]

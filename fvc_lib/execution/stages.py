@@ -8,7 +8,7 @@ fold of a stage that runs once per outer fold. The parameter ``config.task`` mea
 import ast
 import graphlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.code_versions import functions_in
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import stage_key
 from fvc_lib.services.tasks import STAGES, Stage
 
@@ -209,6 +210,31 @@ def notebook_of(document: Any, path: Path) -> Notebook:
     texts = "\n".join(cell.source for cell in document.cells if cell.cell_type == "markdown")
     title = re.search(r"^# (.*)$", texts, re.MULTILINE)
     return Notebook(path, title[1].strip() if title else "", parse_parameters(cells[0].source, path), others)
+
+
+def check_parameters(notebook: Notebook, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` (``{parameter: value}``), each value converted to the type of its parameter.
+
+    papermill itself checks neither names nor types.
+
+    Raises:
+        UsageError: a name is neither in the parameters cell nor a field of the configuration, or a value cannot be
+            converted.
+    """
+    known = {**notebook.parameters, **RunConfig.model_fields}
+    for name, value in values.items():
+        if name not in known:
+            raise UsageError(
+                f"notebook {str(notebook.path)!r}: {name!r} is no parameter of it.{did_you_mean(name, known)} "
+                f"Its parameters cell has: {', '.join(notebook.parameters)}."
+            )
+        if name == "fold" and (type(value) is not int or value < 0):
+            raise UsageError(f"fold: got {value!r}, wanted the number of a fold, from 0.")
+        if name == "run_dir" and not isinstance(value, str):
+            raise UsageError(f"run_dir: got {value!r}, wanted the path or name of a run.")
+    fields = {name: value for name, value in values.items() if name not in STAGE_PARAMETERS}
+    typed = resolve_config(environ={}, command_line=fields).model_dump(mode="json")
+    return {name: typed.get(name, value) for name, value in values.items()}
 
 
 def parse_parameters(source: str, path: Path) -> dict[str, Any]:
