@@ -168,8 +168,8 @@ class RunConfig(BaseModel):
         2, "weights", "augmented clips of each training video of a network", _VIDEO, stages=(AUGMENTATION,), ge=0,
         lt=1000,
     )  # fmt: skip
-    # Noise, blur, cutout and resampling imitate the traces of fakes. With nine operations, two of them repeated frames,
-    # an earlier network's AUC on the sample corpus fell from 0.97-0.99 to 0.73-0.91.
+    # Noise, blur, cutout, resampling and repeated frames imitate the traces of fakes. With all nine operations an
+    # earlier network's AUC on the sample corpus fell from 0.97-0.99 to 0.73-0.91.
     augmentations: Annotated[Names, NameIn(AUGMENTATIONS)] = field(
         ("flip",), "weights", "operations a clip may receive: flip, affine, noise ...", _VIDEO, stages=(AUGMENTATION,)
     )

@@ -68,6 +68,39 @@ class Operation:
 # depend on the order, so add a new operation at the end.
 
 
+@dataclass(frozen=True)
+class _Reordered(Operation, name="", probability=0):
+    order: tuple[int, ...]  # for each frame of the result, the index of the source frame
+
+    def apply(self, pixels: Float) -> Float:
+        return pixels[list(self.order)]
+
+
+@AUGMENTATIONS.register
+@dataclass(frozen=True)
+class FrameDrop(_Reordered, name="frame_drop", probability=0.3, fewest_frames=2):
+    """Drop some frames and repeat other frames, so that the number of frames stays the same."""
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator, num_frames: int) -> Self:
+        dropped = set(_some_frames(generator, num_frames, num_frames))
+        kept = [number for number in range(num_frames) if number not in dropped]
+        places = np.round(np.linspace(0, len(kept) - 1, num_frames)).astype(int)
+        return cls(tuple(kept[place] for place in places))
+
+
+@AUGMENTATIONS.register
+@dataclass(frozen=True)
+class FrameDuplicate(_Reordered, name="frame_duplicate", probability=0.3, fewest_frames=2):
+    """Show some frames twice, and cut off the end, so that the number of frames stays the same."""
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator, num_frames: int) -> Self:
+        # Not the last frame: its duplicate would be cut off again.
+        shown = sorted([*range(num_frames), *_some_frames(generator, num_frames, num_frames - 1)])
+        return cls(tuple(shown[:num_frames]))
+
+
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class FrameReverse(Operation, name="frame_reverse", probability=0.2, fewest_frames=2):
@@ -346,6 +379,15 @@ def _between(generator: np.random.Generator, low: float, high: float) -> float:
 def _factor(generator: np.random.Generator, reach: float) -> float:
     """Return a random factor whose natural logarithm is uniform between ``-reach`` and ``reach``."""
     return round(math.exp(_between(generator, -reach, reach)), 6)
+
+
+def _some_frames(generator: np.random.Generator, num_frames: int, before: int) -> list[int]:
+    """Return distinct random frame indices from 0 to ``before - 1``, in ascending order.
+
+    Their number is a fifth of ``num_frames``, rounded, but at least 1 and at most half of ``num_frames``.
+    """
+    count = min(max(1, round(0.2 * num_frames)), num_frames // 2)
+    return sorted(generator.choice(before, count, replace=False).tolist())
 
 
 def _filter_axis(pixels: Float, kernel: list[np.float32], axis: int) -> Float:

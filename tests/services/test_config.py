@@ -28,7 +28,7 @@ def test_defaults_give_way_to_the_file_then_the_environment_then_the_command_lin
         ({"epochs": 0}, "epochs: got 0"),
         ({"epochs": "many"}, "epochs: got 'many'"),
         ({"num_folds": 1}, "num_folds: got 1"),
-        ({"augmentations": "flip,explode"}, "augmentation 'explode': unknown. Known: frame_reverse"),
+        ({"augmentations": "flip,explode"}, "augmentation 'explode': unknown. Known: frame_drop"),
         ({"learning_rate": float("nan")}, "learning_rate"),
         ({"model": "quux"}, "model 'quux': unknown. Known: "),
         ({"__import__('os').system('true')": 1}, "unknown parameter"),

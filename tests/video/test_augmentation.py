@@ -56,8 +56,17 @@ def test_a_clip_is_the_same_whatever_was_drawn_before_it_and_keeps_shape_bars_an
     entries = json.loads(plan.to_json())
     assert {entry["name"] for entry in entries} <= set(chosen.names)
     assert plan_of(plan.to_json()) == plan
-    if set(chosen.names) - {"frame_reverse"}:
+    if set(chosen.names) - {"frame_drop", "frame_duplicate", "frame_reverse"}:
         assert entries
+
+
+@given(video_ids, numbers, st.sampled_from(["frame_drop", "frame_duplicate"]), st.integers(2, 20))
+def test_frames_are_dropped_and_duplicated_in_order_and_length_is_kept(video_id, number, name, num_frames):
+    (operation,) = draw_augmentation(video_id, number, AugmentationSettings((name,)), num_frames).operations
+    order = list(operation.order)
+    assert len(order) == num_frames
+    assert order == sorted(order)
+    assert set(order) < set(range(num_frames))  # something is gone: dropped, or pushed over the end
 
 
 @pytest.mark.parametrize(("number", "allowed"), [(0, ALL), (1, ())])

@@ -190,7 +190,7 @@ def corpus(tmp_path, make_video):
 
 
 def store_of(folder: Path, view: View) -> ClipStore:
-    return ClipStore(folder, 4, 32, AugmentationSettings(("flip", "frame_reverse")), view)
+    return ClipStore(folder, 4, 32, AugmentationSettings(("flip", "frame_drop")), view)
 
 
 def test_what_is_not_found_is_a_row_with_its_reason_and_a_clip_of_the_middle(tmp_path, corpus):
