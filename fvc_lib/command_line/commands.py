@@ -273,8 +273,6 @@ def features(family: str | None) -> None:
 _MEASURED_ON = {"tiles": "tiles of single frames", "pairs": "neighbouring frames", "stream": "packets and decoder"}
 
 
-_LAYOUT = "{name:<16} {accepted}"
-_CORPUS = "{name:<16} {title}\n    layout: {accepted}\n    paper: {paper}\n    terms: {licence}\n    from: {fetch}"
 _COUNTED = ("corpus", "label", "generator", "manipulation", "real_source", "official_split")
 
 
