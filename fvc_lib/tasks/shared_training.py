@@ -51,7 +51,7 @@ from fvc_lib.services.memory import MemoryObserver, NoObserver, peak_rss_bytes
 from fvc_lib.services.records.digests import read_document, undamaged_content, write_document
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, stage_key
-from fvc_lib.services.stage_logs import Report
+from fvc_lib.services.stage_logs import Report, not_reported
 from fvc_lib.services.tasks import FOLD_TRAINING, REAL_SOURCES, SHUFFLED_LABELS
 
 R = TypeVar("R", bound=TrainingRecord)
@@ -506,7 +506,8 @@ class OpenTraining(Generic[R]):
         """
         if self._found or self._whole:
             return
-        training, config, ranks, kind, progress = self._training, self._config, self._ranks, self._kind, self._progress
+        training, config, ranks, kind = self._training, self._config, self._ranks, self._kind
+        progress = self._progress or not_reported  # of all networks together
         if not ranks.rank:  # the stage's checkpoint lists files that are overwritten from here on
             self._paths.stage_checkpoint(training.stage, training.fold).unlink(missing_ok=True)
         compute = resolve_device(config.device, config.amp)
@@ -537,7 +538,7 @@ class OpenTraining(Generic[R]):
                     memory=observer,
                     name=name,
                     stop=self._stop,
-                    progress=partial(_report, progress, sum(steps[:number]), sum(steps)) if progress else None,
+                    progress=partial(lambda before, done, _: progress(before + done, sum(steps)), sum(steps[:number])),
                     ranks=ranks,
                 )
                 yield from engine.batches()
@@ -622,18 +623,6 @@ class OpenTraining(Generic[R]):
         if written is None:
             raise RankEndedError(f"the ranks ended and left no outcome; {log} says why.")
         return written
-
-
-def _report(progress: Report, before: int, planned: int, done: int, _planned: int) -> None:
-    """Report the progress of one network as progress over all networks, which are trained one after another.
-
-    Args:
-        progress: called with (steps done, steps planned), summed over all networks.
-        before: steps of the networks before this one.
-        planned: steps of all networks.
-        done: steps that this network has done.
-    """
-    progress(before + done, planned)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
-"""The loop in the open: the same bits as the one call, with a loss or a network of a cell, interrupted and edited."""
+"""The loop in the open, as notebook 04 has it: the bits of the one call, and losses and networks of a cell."""
 
 import json
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
+import nbformat
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.errors import UsageError
@@ -15,6 +17,9 @@ from fvc_lib.tasks.shared_training import OUTCOME
 from fvc_lib.tasks.video.training import VideoTask, open_training, train_fold
 from tests.kits.training import ListLog
 
+CELLS = nbformat.read(Path(__file__).parents[2] / "notebooks" / "04_fold_training.ipynb", as_version=4).cells
+(LOOP,) = [cell.source for cell in CELLS if cell.cell_type == "code" and "training.batches()" in cell.source]
+(OWN,) = [cell.source.split("```")[1].removeprefix("python\n") for cell in CELLS if "```python" in cell.source]
 OF_TIME = {"seconds", "finished_utc", "peak_rss_bytes", "predicted_peak_bytes"}
 
 
@@ -29,16 +34,12 @@ class Brightness(nn.Module):
         return self.line(frames.float().mean((1, 3, 4)) / 255).squeeze(1)
 
 
-def loop(tiny, log, *, network=None, cell="loss = training.loss(network, batch)", own_loss=False, stop_at=None):
-    training = open_training(tiny.paths, tiny.config, 0, network, cell=cell, metric_log=log)
-    for number, (trained, batch) in enumerate(training.batches()):
-        if number == stop_at:
-            break
-        loss = training.loss(trained, batch)
-        if own_loss:
-            loss = F.mse_loss(trained(batch.tensors["frames"]).sigmoid(), batch.tensors["label"])
-        training.step(loss)
-    return training.finish()
+def run_cell(source, tiny, log):
+    """Run a cell with a loop and the call that ends it, and return the outcome."""
+    stage = SimpleNamespace(paths=tiny.paths, config=tiny.config, fold=0, training_options=lambda: {"metric_log": log})
+    variables = {"stage": stage, "open_training": open_training, "In": [source], "MyNet": Brightness}
+    exec(source, variables)
+    return variables["training"].finish()
 
 
 def facts(paths):
@@ -54,24 +55,23 @@ def files(paths):
 
 
 def test_the_loop_in_the_open_equals_the_one_call_also_interrupted_and_out_of_memory(tiny_training, monkeypatch):
-    tiny, log, own_log = tiny_training, ListLog(), ListLog()
+    tiny, log, own_log, calls = tiny_training.with_config(epochs=1), ListLog(), ListLog(), []
     whole = RunPaths(shutil.copytree(tiny.paths.root, tiny.paths.root.with_name("whole")))
-    with monkeypatch.context() as patched:
-        forward, calls = VideoTask.forward, []
+    forward = VideoTask.forward
 
-        def out_of_memory_once(task, model, batch):
-            calls.append(len(batch))
-            if len(calls) == 5:
-                raise torch.OutOfMemoryError("no room")
-            return forward(task, model, batch)
+    def out_of_memory_once(task, model, batch):
+        calls.append(len(batch))
+        if len(calls) == 5:
+            raise torch.OutOfMemoryError("no room")
+        return forward(task, model, batch)
 
-        patched.setattr(VideoTask, "forward", out_of_memory_once)
-        train_fold(whole, tiny.config, 0, metric_log=log)
-        calls.clear()
-        with pytest.raises(UsageError, match="not come to its end"):
-            loop(tiny, ListLog(), stop_at=3)
-        calls.clear()
-        loop(tiny, own_log)
+    monkeypatch.setattr(VideoTask, "forward", out_of_memory_once)
+    train_fold(whole, tiny.config, 0, metric_log=log)
+    calls.clear()
+    with pytest.raises(UsageError, match="not come to its end"):
+        run_cell(LOOP + "\n    if batch.sample_ids:\n        break", tiny, ListLog())
+    calls.clear()
+    run_cell(LOOP, tiny, own_log)
     assert facts(whole)["training"]["micro_batch_schedule"]
     assert facts(tiny.paths) == facts(whole)
     assert files(tiny.paths) == files(whole)
@@ -80,18 +80,15 @@ def test_the_loop_in_the_open_equals_the_one_call_also_interrupted_and_out_of_me
 
 def test_an_edited_cell_trains_again_with_its_loss_or_network_and_a_comment_does_not(tiny_training, list_log):
     tiny = tiny_training.with_config(epochs=1)
-    first = loop(tiny, list_log())
-    assert loop(tiny, list_log(), cell="loss = training.loss(network, batch)  # as before").train_anew
-    own = loop(tiny, list_log(), cell="own", own_loss=True)
-    assert own.training.initial_weights == first.training.initial_weights
-    assert own.training.best_weights != first.training.best_weights
-    other = loop(tiny, list_log(), cell="own", network=Brightness)
+    run_cell(LOOP, tiny, list_log())
+    assert run_cell(LOOP + "  # as before", tiny, list_log()).train_anew
+    other = run_cell(OWN, tiny, list_log())
     assert (other.model, other.num_parameters) == ("Brightness", 4)
     for name in ("", "control"):
         assert load_weights(tiny.paths.fold_checkpoints(0) / name / BEST).keys() == {"line.weight", "line.bias"}
-    assert len(list(tiny.paths.superseded.glob(f"*/checkpoints/fold_0/{OUTCOME}"))) == 2
+    assert len(list(tiny.paths.superseded.glob(f"*/checkpoints/fold_0/{OUTCOME}"))) == 1
 
 
 def test_a_loop_without_a_step_is_refused(tiny_training, list_log):
     with pytest.raises(UsageError, match="step"):
-        list(open_training(tiny_training.paths, tiny_training.config, 0, metric_log=list_log()).batches())
+        run_cell(LOOP.replace("training.step(loss)", "pass"), tiny_training, list_log())

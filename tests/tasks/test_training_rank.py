@@ -94,7 +94,7 @@ def train_until(paths, config, attempt, after, what):
     """Train fold 0 here, with ``what(ranks)`` called once, after the given number of steps."""
     done = []
 
-    def progress(steps, planned):
+    def progress(steps, planned, *_):
         if steps >= after and not done:
             done.append(what(ranks_of(paths)))
 

@@ -197,21 +197,13 @@ class StageSession:
         schema = {"augmented_metadata": "AUGMENTED", "original_index": "INDEX"}.get(table, table.upper())
         return path if isinstance(path, Path) else path(self.fold if fold is None else fold), getattr(tables, schema)
 
-    def metric_log(self) -> MetricLog:
-        """Open the log of losses and other metrics of this stage and fold, to append rows."""
-        return MetricLog(
-            self.paths.metrics(self.stage, self.fold),
-            run_id=self.paths.run_id,
-            fold=self.fold,
-            attempt=self.attempt,
-        )
-
     def training_options(self) -> dict[str, Any]:
         """Return the options of a training (``TrainingOptions``): its logs, its progress, and when it stops.
 
         ``close`` closes the log of metrics.
         """
-        self._metric_log = self.metric_log()
+        path, run_id = self.paths.metrics(self.stage, self.fold), self.paths.run_id
+        self._metric_log = MetricLog(path, run_id=run_id, fold=self.fold, attempt=self.attempt)
         logs = {"metric_log": self._metric_log, "memory": self.memory, "progress": self.progress("steps")}
         return {**logs, "attempt": self.attempt, "stop": self.stop}
 
