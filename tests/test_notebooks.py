@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import runpy
 import symtable
 from pathlib import Path
 from typing import Any
@@ -108,3 +109,17 @@ def test_no_cell_takes_the_name_of_a_parameter_so_that_all_cells_run_twice_in_on
             names = symtable.symtable(cell.source, path.name, "exec").get_symbols()
             bound = {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
             assert bound & {*RunConfig.model_fields, *STAGE_PARAMETERS} == set(), cell.source
+
+
+def test_saving_a_notebook_in_jupyterlab_leaves_the_committed_file_as_it_is(path, tmp_path):
+    """``make lab`` has JupyterLab call ``clean`` before it writes a file, here one that ran."""
+    namespace = runpy.run_path(str(FOLDER.parent / ".ci" / "clean_notebook.py"))
+    notebook = nbformat.read(path, as_version=4)
+    notebook.metadata.language_info.version = "3.11.2"
+    for cell in notebook.cells:
+        cell.metadata.execution = {"iopub.execute_input": "now"}
+        if cell.cell_type == "code":
+            cell.execution_count, cell.outputs = 1, [nbformat.v4.new_output("stream", text="hello")]
+    namespace["clean"](model={"type": "notebook", "content": notebook}, path=f"notebooks/{path.name}")
+    nbformat.write(notebook, tmp_path / path.name)
+    assert (tmp_path / path.name).read_bytes() == path.read_bytes()
