@@ -4,7 +4,7 @@ papermill injects the parameters, and nbclient runs the cells. The engine of thi
 standard engine in five ways. It checks the parameters before any cell runs. It replaces the record (the executed
 notebook) atomically. A cell that did not run is never marked as completed. The size of a cell's outputs is limited. The
 engine also returns how the kernel ended. The record reads as a report: its code is folded, and the sentences that cells
-tagged ``answer`` have printed stand below its title, too.
+tagged ``answer`` have printed or shown as a lead stand below its title, too.
 """
 
 import asyncio
@@ -139,11 +139,15 @@ class KernelEngine(NBClientEngine):  # type: ignore[misc]  # papermill ships no 
         try:
             request.outcome = _execute_cells(record, request)
             answering = [cell for cell in nb.cells if "answer" in cell.metadata.get("tags", [])]
-            printed = [out.text for cell in answering for out in cell.outputs if out.get("name") == "stdout"]
-            if printed:
-                lines = "".join(printed).rstrip().splitlines()
+            outputs = [output for cell in answering for output in cell.outputs]
+            displays = [output.data for output in outputs if "data" in output]
+            shown = [data["text/plain"] for data in displays if 'class="lead"' in data.get("text/html", "")]
+            printed = [output.text for output in outputs if output.get("name") == "stdout"]
+            if shown or printed:
+                lines = "".join(shown or printed).rstrip().splitlines()
                 text = "  \n".join(re.sub(r"([\\`*_\[\]<>#|~$])", r"\\\1", line) for line in lines)
-                nb.cells.insert(1, nbformat.v4.new_markdown_cell(f"**Answer.** {text}"))
+                metadata = {"tags": ["lead"] if shown else []}  # a run's report has its lead at its head
+                nb.cells.insert(1, nbformat.v4.new_markdown_cell(f"**Answer.** {text}", metadata=metadata))
         finally:
             record.notebook_complete()
         return nb

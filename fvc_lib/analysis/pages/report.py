@@ -377,6 +377,8 @@ def render_notebook(path: Path, prefix: str, *, in_report: bool = False) -> Note
         tags = cell.get("metadata", {}).get("tags", [])
         if cell.cell_type == "markdown" and _CONTRACT in cell.source:
             cell.setdefault("metadata", {})["tags"] = ["folded"]
+        elif in_report and "lead" in tags:
+            cell.source = ""
         elif in_report and cell.cell_type == "code":
             is_parameters = not {"parameters", "injected-parameters"}.isdisjoint(tags)
             cell.source = "" if is_parameters else cell.source
