@@ -12,7 +12,7 @@ import polars as pl
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text
 from fvc_lib.metrics.classification import roc_auc
-from fvc_lib.metrics.intervals import Interval, group_interval
+from fvc_lib.metrics.intervals import group_interval
 
 _MOST_VALUES = 14
 _GROUP_COLORS = {
@@ -185,8 +185,11 @@ def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tup
     measured = features.filter(pl.any_horizontal(pl.col(list(shown)).is_not_null()))
     known = []
     for column, (name, _) in shown.items():
-        auc = _auc_interval(features.select(column, "label", "group_id").drop_nulls())
-        if auc is not None:
+        rows = features.select(column, "label", "group_id").drop_nulls()
+        # A feature with one label, or fewer than three groups, has no interval.
+        if rows["label"].n_unique() == 2 and rows["group_id"].n_unique() > 2:
+            scores, groups = rows.to_series().cast(pl.Float64).to_numpy(), rows["group_id"].to_list()
+            auc = group_interval(theme.fake_labels(rows), scores, groups, roc_auc, replicates=500, seed=0)
             known.append((abs(auc.value - 0.5), f"{name}, AUC {interval_text(auc.value, auc.low, auc.high)}"))
     finding = f"{family}: no feature can be compared, one of the labels has no value"
     if known:
@@ -208,15 +211,3 @@ def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tup
         drawn.update_xaxes(title_text=figure_text(unit), nticks=4, tickangle=0, **where)
     drawn.update_yaxes(showgrid=False, type="category", autorange="reversed")
     return drawn.update_layout(showlegend=False)
-
-
-def _auc_interval(known: pl.DataFrame) -> Interval | None:
-    """Return the ROC AUC of a feature alone, with its 95% interval over groups.
-
-    The value is above 0.5 if the feature tends to be higher in fakes. Return None if there is one label only, or fewer
-    than three groups. ``known`` has three columns without nulls: the feature, ``label`` and ``group_id``.
-    """
-    if known["label"].n_unique() < 2 or known["group_id"].n_unique() < 3:
-        return None
-    scores, groups = known.to_series().cast(pl.Float64).to_numpy(), known["group_id"].to_list()
-    return group_interval(theme.fake_labels(known), scores, groups, roc_auc, replicates=500, seed=0)

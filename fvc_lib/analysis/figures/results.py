@@ -218,9 +218,9 @@ def slices_figure(slices: pl.DataFrame, *, confidence: float = 0.95) -> go.Figur
 # --- Panels of the dashboard
 
 
-@PANELS.register_panel("controls", at=10, tasks=("video",))
-def _controls_panel(selection: Selection) -> Shown:
-    return controls_figure(table_of(selection, "results"), confidence=confidence_of(selection))
+PANELS.register_panel("controls", at=10, tasks=("video",))(
+    lambda selection: controls_figure(table_of(selection, "results"), confidence=confidence_of(selection))
+)
 
 
 @PANELS.register_panel("folds", at=40, follows=("folds",), tasks=("video",))
@@ -231,9 +231,9 @@ def _folds_panel(selection: Selection) -> Shown:
     return HtmlTable(table, caption=caption, missing="–")
 
 
-@PANELS.register_panel("slices", at=44, tasks=("video",))
-def _slices_panel(selection: Selection) -> Shown:
-    return slices_figure(table_of(selection, "slices"), confidence=confidence_of(selection))
+PANELS.register_panel("slices", at=44, tasks=("video",))(
+    lambda selection: slices_figure(table_of(selection, "slices"), confidence=confidence_of(selection))
+)
 
 
 @PANELS.register_panel("parameters", at=72, follows=("runs",))

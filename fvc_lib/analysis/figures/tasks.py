@@ -251,9 +251,9 @@ def _metrics_panel(selection: Selection) -> Shown:
     return HtmlTable(table, caption=caption, missing="none")
 
 
-@PANELS.register_panel("confusion", at=50, tasks=("image",))
-def _confusion_panel(selection: Selection) -> Shown:
-    return confusion_figure(table_of(selection, "image_predictions"))
+PANELS.register_panel("confusion", at=50, tasks=("image",))(
+    lambda selection: confusion_figure(table_of(selection, "image_predictions"))
+)
 
 
 @PANELS.register_panel("targets", at=52, tasks=("image",))

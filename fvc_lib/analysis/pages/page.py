@@ -22,9 +22,9 @@ from fvc_lib.services.atomic_files import write_text
 
 TEMPLATES = Path(__file__).with_name("templates")
 PLOTLY_FILE = "plotly.min.js"  # one file of 4.8 MB for all pages
-# A command in a sentence: the program, or parameters alone, up to a bracket or a semicolon.
+# A command in a sentence: the program up to a bracket, comma or semicolon, or a parameter with its value.
 _COMMAND = re.compile(
-    r"(?<![\w/.-])((?:[\w./-]*python3? \S*run_notebooks\.py|run_notebooks\.py|fvc|-p \w+) [^();,]*[^();,. ])"
+    r"(?<![\w/.-])((?:(?:[\w./-]*python3? \S*)?run_notebooks\.py|fvc) [^();,]*[^();,. ]|-p \w+ [\w.:=/+-]*\w)"
 )
 
 

@@ -45,7 +45,7 @@ from fvc_lib.analysis.read.runs import (
 )
 from fvc_lib.analysis.wording import NOT_RECORDED, bytes_text, clean_text, count_text, time_text
 from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object
-from fvc_lib.services.config import DEFAULTS, RunConfig, meaning
+from fvc_lib.services.config import DEFAULTS, OF_MODEL, RunConfig, meaning
 from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.run_paths import RunPaths, list_runs
@@ -247,7 +247,8 @@ def _parameter_tables(run: RunPaths) -> list[tuple[str, Sequence[str], Sequence[
     for name, value in recorded.items():
         default = DEFAULTS.get(name)
         default = list(default) if isinstance(default, tuple) else default
-        texts = [", ".join(map(str, of)) if isinstance(of, list) else str(of) for of in (shown[name], default)]
+        usual = "the model's" if name in OF_MODEL and not default else default
+        texts = [", ".join(map(str, of)) if isinstance(of, list) else str(of) for of in (shown[name], usual)]
         rows[value != default].append((name, *texts, meaning(name) if name in DEFAULTS else ""))
     heads = ("Parameter", "Value", "Default", "Meaning")
     others = f"{count_text(len(rows[False]), 'parameter')} at the default"
@@ -338,7 +339,8 @@ _ATTRIBUTES = frozenset(
 )
 _SCRIPT_OR_STYLE = re.compile(r"<(script|style)\b.*?(</\1\s*>|\Z)", re.IGNORECASE | re.DOTALL)
 _TITLE = re.compile(r"^# +(?P<title>.+?)\s*#*\s*$", re.MULTILINE)
-_PARAMETERS = "Parameter\tValue\tMeaning"  # headings of the notebook's table of its parameters, as text
+# In the JSON of displays that a report shows elsewhere: the answer as text and figure, and the table of parameters.
+_AT_THE_HEAD = (json.dumps(LEAD)[1:-1], f'"meta": "{ANSWER}"', r"Parameter\tValue\tMeaning")
 _CONTRACT = "**Headless**"  # in the cell that says what a notebook reads and writes
 # A heading of a notebook is one level below that of its section. A table without headings needs no row for them.
 _HEADING = re.compile(r"(</?h)([1-5])(?=[ >])")
@@ -382,7 +384,9 @@ def render_notebook(path: Path, prefix: str, *, in_report: bool = False) -> Note
         elif in_report and cell.cell_type == "code":
             is_parameters = not {"parameters", "injected-parameters"}.isdisjoint(tags)
             cell.source = "" if is_parameters else cell.source
-            cell.outputs = [output for output in cell.outputs if not _is_at_the_head(output.get("data", {}))]
+            texts = [json.dumps(output.get("data", {})) for output in cell.outputs]
+            shown = zip(cell.outputs, texts, strict=True)
+            cell.outputs = [output for output, text in shown if not any(mark in text for mark in _AT_THE_HEAD)]
     figures = itertools.count(1)
     body = render(
         "notebook.html", cells=cells, best=_best, plotly=PLOTLY, end_tag=END_TAG, remarks=_REMARKS, clean=clean_html,
@@ -403,13 +407,6 @@ def render_notebook(path: Path, prefix: str, *, in_report: bool = False) -> Note
         num_never_ran=states.count("pending"),
         num_code_cells=len(written),
     )
-
-
-def _is_at_the_head(data: dict[str, Any]) -> bool:
-    """Return whether the report shows the content of a display elsewhere: the answer, or the run's parameters."""
-    figure = as_mapping(as_mapping(data.get(PLOTLY)).get("layout"))
-    is_answer = LEAD in str(data.get("text/html")) or figure.get("meta") == ANSWER
-    return is_answer or _PARAMETERS in str(data.get("text/plain"))
 
 
 def _take_title(cells: list[Any], name: str) -> str:
@@ -477,7 +474,8 @@ def figure_html(spec: dict[str, Any], name: str, still: str = "") -> Markup:
     if not data:
         return above
     # Title and subtitle stand above the drawing, so its top margin is for the legend and titles of panels alone.
-    top = 16 if layout.get("showlegend") is False and not layout.get("xaxis2") else 46
+    has_legend = len(data) > 1 and layout.get("showlegend") is not False
+    top = 46 if has_legend or "xaxis2" in layout else 24
     layout |= {"margin": {**as_mapping(layout.get("margin")), "t": top}, "width": None, "autosize": True}
     if legend.get("yref") == "container":  # placed below the title, which is not part of the drawing here
         layout["legend"] = {**legend, "y": 1}

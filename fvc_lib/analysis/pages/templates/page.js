@@ -4,6 +4,7 @@
     if (div.dataset.drawn) return;
     div.dataset.drawn = "yes";
     if (typeof Plotly === "undefined") {
+      div.style.height = "auto";
       if (!div.querySelector("img")) div.textContent = "This figure needs the file plotly.min.js, which is not where this page expects it.";
       return;
     }
