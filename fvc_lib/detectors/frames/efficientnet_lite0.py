@@ -44,10 +44,11 @@ class _Convolution(nn.Conv2d):
 
     def forward(self, features: Tensor) -> Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
-        missing = [max(0, (-(-side // stride) - 1) * stride + kernel - side) for side in features.shape[-2:]]
-        height, width = missing
-        padded = F.pad(features, (width // 2, width - width // 2, height // 2, height - height // 2))
-        return super().forward(padded)
+        height, width = (max(0, (-(-side // stride) - 1) * stride + kernel - side) for side in features.shape[-2:])
+        if height % 2 or width % 2:  # the convolution itself pads both ends alike, which saves a copy
+            features = F.pad(features, (width // 2, width - width // 2, height // 2, height - height // 2))
+            height = width = 0
+        return F.conv2d(features, self.weight, None, self.stride, (height // 2, width // 2), groups=self.groups)
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
@@ -66,8 +67,8 @@ class _Inverted(nn.Module):
         self.adds = stride == 1 and inputs == outputs
 
     def forward(self, features: Tensor) -> Tensor:
-        inner = features if self.expand is None else F.relu6(self.expand(features))
-        result: Tensor = self.project(F.relu6(self.depthwise(inner)))
+        inner = features if self.expand is None else F.relu6(self.expand(features), inplace=True)
+        result: Tensor = self.project(F.relu6(self.depthwise(inner), inplace=True))
         return result + features if self.adds else result
 
 
@@ -90,8 +91,8 @@ class EfficientNetLite0(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return features float (N, 1280) of normalised pictures, float (N, 3, H, W)."""
-        features: Tensor = self.blocks(F.relu6(self.stem(images)))
-        return F.relu6(self.top(features)).mean((2, 3))
+        features: Tensor = self.blocks(F.relu6(self.stem(images), inplace=True))
+        return F.relu6(self.top(features), inplace=True).mean((2, 3))
 
 
 def packaged_weights() -> Path | None:
