@@ -67,7 +67,7 @@ def index(corpus: AnyPath, **parameters: Any) -> pl.DataFrame:
 
     Args:
         corpus: a folder with ``real/`` and ``fake/``, a manifest with the columns ``path`` and ``label``, a tar, or a
-            folder of tars.
+            pattern of tars.
         parameters: fields of the configuration, such as ``near_duplicate_bits=10``.
 
     Returns:

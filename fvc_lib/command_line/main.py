@@ -242,7 +242,7 @@ def main(
     fvc --resume latest                       go on where a run stopped
     fvc --resume latest --fork -p epochs 30   the same in a new run, with other values
     fvc -p corpus ~/videos --executor slurm   as jobs of a cluster; first: --dry-run
-    fvc -p corpus shards                      a folder of tars of videos and labels (WebDataset)
+    fvc -p corpus 'shards/{000..099}.tar'     tars of videos and labels (WebDataset)
 
     Without a command, fvc runs the notebooks as one experiment. In a checkout, python run_notebooks.py is the same.
     """

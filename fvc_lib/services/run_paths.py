@@ -1,4 +1,6 @@
-"""Define the paths of a run's files, and create and find the folders of runs and ensembles.
+"""Define the paths of a run's files, create and find the folders of runs and ensembles, and find the tars of a corpus.
+
+A corpus may be a pattern of tar files, such as ``shards/{000..099}.tar``.
 
 A run trains and tests the networks of one task, stage by stage (a stage is the work of one notebook). An ensemble
 combines the scores of several finished runs.
