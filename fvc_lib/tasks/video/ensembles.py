@@ -90,9 +90,12 @@ def _protocol(member: Member) -> pl.DataFrame | None:
     return None if member.config.protocol == KFOLD else read_table(member.run.protocol, PROTOCOL)
 
 
+def _made(member: Member) -> pl.DataFrame:
+    return made_samples(member.run.augmented_metadata, member.run.features, member.config)
+
+
 def _left_out(member: Member) -> list[str]:
-    made = made_samples(member.run.augmented_metadata, member.run.features, member.config)
-    return undecoded(read_table(member.run.folds, FOLDS), made, _protocol(member))
+    return undecoded(read_table(member.run.folds, FOLDS), _made(member), _protocol(member))
 
 
 # Rules
