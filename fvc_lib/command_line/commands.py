@@ -286,7 +286,7 @@ def corpora(
 ) -> None:
     """List the public corpora that -p corpus reads without conversion, with their terms and where to get them.
 
-    PATH is a folder, a manifest (a table of videos) or a tar. With PATH the command shows which layout of
+    PATH is a folder, a manifest (a table of videos) or a pattern of tars. With PATH the command shows which layout of
     files it recognises. It counts the groups, and the videos by corpus, label, generator, manipulation, source of the
     real videos, and part of the corpus's official split. No video is opened.
 

@@ -142,7 +142,7 @@ class Commands(click.Group):
             corpus, near = command_text("-p", "corpus", args[0]), did_you_mean(args[0], _COMMANDS)
             raise UsageError(
                 f"{args[0]!r} is no command.{near} Commands: {', '.join(_COMMANDS)}; "
-                f"a run needs none. If it is a corpus: {corpus} (several tars: the folder that holds them)"
+                f"a run needs none. If it is a corpus: {corpus} (several tars: 'a/{{0..9}}.tar')"
             )
         return super().resolve_command(ctx, args)
 

@@ -31,7 +31,8 @@ from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.home import NOTEBOOKS
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import listed, write_document
-from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, ENSEMBLE_RECORD, find_run
+from fvc_lib.services.records.ensembles import Method
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, ENSEMBLE_RECORD, find_run, is_pattern
 from fvc_lib.services.tables import ROBUSTNESS_RESULTS, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, ENSEMBLE, ROBUSTNESS, SCORE_AUDIT
 
@@ -259,7 +260,7 @@ def audit(
         f"detectors: {', '.join(read.scores.columns)}",
         err=as_json,
     )
-    if corpus is not None and not corpus.exists():
+    if corpus is not None and not corpus.exists() and not is_pattern(corpus):
         raise UsageError(f"--corpus {str(corpus)!r}: no such file or folder.")
     parameters: dict[str, Any] = {
         "score_table": str(table.absolute()),
@@ -294,6 +295,8 @@ def audit(
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN...")
 @click.option("--to", type=click.Path(path_type=Path), help="Folder for all of it; else next to the first run.")
+@click.option("--method", type=click.Choice(("mean", "stacking")), default="mean", show_default=True,
+              help="The mean of calibrated scores, or their log odds weighted by a regression.")  # fmt: skip
 @QUIET
 @RUNS_DIR
 @click.pass_context
@@ -301,22 +304,25 @@ def ensemble(
     context: click.Context,
     runs: tuple[str, ...],
     to: Path | None,
+    method: Method,
     runs_dir: Path,
 ) -> None:
     """Combine finished RUNs that were tested on the same videos and folds into one detector.
 
     A RUN is 'latest', a run id, a part of a run id, or a run folder. Runs that differ only in their seed are averaged
-    first. Then the detectors are combined by the mean of their calibrated scores.
+    first. Then the detectors are combined by the mean of their calibrated scores, or with --method stacking by weighted
+    log odds. The weights for an outer fold are fitted on the inner validation videos of that fold, on which none of the
+    fold's networks was trained.
 
     \b
     fvc ensemble run_20261123_05 run_20261123_06
-    fvc ensemble runs/sweep/run_*
+    fvc ensemble runs/sweep/run_* --method stacking
     fvc predict ensemble_mean_1a2b3c4d suspicious.mp4
 
     Runs are refused if their videos, labels, groups, folds or protocols differ. So are unfinished runs, and runs whose
-    audit found a leak. Notebook 11_ensemble shows the members, the result with interval and controls
+    audit found a leak. Notebook 11_ensemble shows the members and their weights, the result with interval and controls
     (models that can use only shortcuts), and the paired difference from the best member. All files are in
-    runs/EXPERIMENT/ensemble_mean_HASH/. The same command makes them again. No network is trained, and the members
+    runs/EXPERIMENT/ensemble_METHOD_HASH/. The same command makes them again. No network is trained, and the members
     are not changed.
 
     Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the runs cannot be combined.
@@ -326,16 +332,17 @@ def ensemble(
 
     found = read_members([find_run(runs_dir, name) for name in runs])
     members = [member.run for member in found.runs]
-    digest = sha256_of_json([[member.run.run_id, member.config.config_hash] for member in found.runs])
-    folder = (to or members[0].root.parent / f"ensemble_mean_{digest[:8]}").expanduser().absolute()
+    digest = sha256_of_json([method, [[member.run.run_id, member.config.config_hash] for member in found.runs]])
+    folder = (to or members[0].root.parent / f"ensemble_{method}_{digest[:8]}").expanduser().absolute()
     if any((parent / "run.json").is_file() for parent in (folder, *folder.parents)):
         raise UsageError(f"--to {str(folder)!r}: is inside of a run. Name another folder.")
     answer = folder / "answer.txt"
     prepare_folder(folder, ENSEMBLE, [ENSEMBLE_RECORD, answer.name])
-    click.echo(f"mean of {len(members)} runs, {len(found.names)} detectors: {' + '.join(found.names)}")
+    click.echo(f"{method} of {len(members)} runs, {len(found.names)} detectors: {' + '.join(found.names)}")
     first = found.runs[0].config
     parameters: dict[str, Any] = {
         "member_runs": [str(run.root) for run in members],
+        "method": method,
         "output_folder": str(folder),
         "bootstrap_replicates": first.bootstrap_replicates,
         "confidence": first.confidence,

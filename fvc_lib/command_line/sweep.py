@@ -269,7 +269,7 @@ def sweep(
 
     With --over seed the folds stay those of the first seed (folds_seed). The first finished combination is the
     reference. Notebook 08_detector_comparison shows results with intervals, corrected paired differences, controls
-    (models that can use only shortcuts) and costs. Its page and tables (CSV) are in
+    (models that can use only shortcuts) and costs. Its page, tables (CSV) and BibTeX are in
     runs/EXPERIMENT/comparison_HASH/.
 
     Exit codes: 0 all done or submitted, 2 usage, 75/130/143 stopped, else the exit code of the first run that failed.

@@ -172,7 +172,7 @@ def build_index(
     is stored below the cache folder at once, so a call that was killed can be repeated and continues there.
 
     Args:
-        corpus: folder, manifest or tar; see ``listing.read_corpus``.
+        corpus: folder, manifest, tar or pattern; see ``listing.read_corpus``.
         config: uses the fields of the section ``data``, the cache folder and the number of workers. With
             ``annotations_only`` no video is opened: existing ones are rejected as ``not_opened``, and the index has no
             rows. With ``canonical`` or ``rescale`` videos are re-encoded before their probes are taken.

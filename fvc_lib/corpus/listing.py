@@ -42,6 +42,7 @@ from fvc_lib.services.atomic_files import AnyPath, escape_text, path_from_text, 
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA, Registry
+from fvc_lib.services.run_paths import fixed_folder, is_pattern
 from fvc_lib.services.tables import ANNOTATIONS, LABELS, column_types
 
 
@@ -187,6 +188,7 @@ class CorpusLoader:
         paper: reference to the publication.
         licence: terms of use.
         fetch: where to get the corpus.
+        bibtex: BibTeX entry of the paper.
     """
 
     name: str
@@ -200,6 +202,7 @@ class CorpusLoader:
     paper: str = ""
     licence: str = ""
     fetch: str = ""
+    bibtex: str = ""
 
 
 def by_rank(registry: Registry[Any]) -> list[CorpusLoader]:
@@ -218,7 +221,8 @@ def recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
     published = ", ".join(sorted(loader.name for loader in loaders if loader.title))
     accepted = f"A corpus is {own}." + (published and f" Or a published one as it unpacks: {published}.")
     try:
-        os.listdir(corpus) if corpus.is_dir() else corpus.stat()  # noqa: PTH208 - only to see that it can be read
+        if not is_pattern(corpus):
+            os.listdir(corpus) if corpus.is_dir() else corpus.stat()  # noqa: PTH208 - only to see that it can be read
     except OSError as error:
         raise UsageError(f"corpus {str(corpus)!r}: {error.strerror}. {accepted}") from error
     for loader in loaders:
@@ -241,7 +245,7 @@ def read_corpus(
     """List a corpus of videos without opening a video.
 
     Args:
-        corpus: a folder (of videos or of tars), a manifest file, or a tar.
+        corpus: a folder, a manifest file, a tar, or a pattern of tars such as ``shards/{000..099}.tar``.
         allow_outside: accept listed files outside the corpus folder, and follow links.
         label_map: maps further labels of a table, in lower case, to real or fake.
         columns: maps names that a manifest should have to the columns that it has, such as ``{"path": "file"}``.
@@ -276,9 +280,10 @@ def read_corpus(
 def _name_of(corpus: Path) -> str:
     """Return the name of a corpus: the name of its folder, or of its manifest file without the extension.
 
-    If the file is called ``manifest``, the name is that of its folder.
+    If the file is called ``manifest``, the name is that of its folder. The same holds for a pattern of tars.
     """
     path = Path(os.path.abspath(corpus))  # noqa: PTH100 - a link keeps the name it was given by
+    path = fixed_folder(path) if is_pattern(path) else path
     name = path.name if path.is_dir() else path.stem
     return path_to_text(path.parent.name if name.lower() == "manifest" else name) or "corpus"
 
@@ -325,7 +330,7 @@ def read_corpora(
     corpus the result is that of ``read_corpus``.
 
     Args:
-        corpora: folders, manifests and tars.
+        corpora: folders, manifests, tars and patterns of tars.
         links: folder that receives a folder with links to the corpora. None: no links are made, and the paths of the
             listing cannot be opened.
         allow_outside: see ``read_corpus``.

@@ -15,11 +15,12 @@ from posixpath import dirname
 
 from fvc_lib.corpus.corpus_files import CorpusFiles, Refusal, Rejections, is_named_as, is_picture, some_of
 from fvc_lib.services.atomic_files import message_text, path_to_text
-from fvc_lib.video.decode.file_parts import SUFFIX, Contents, contents_of
+from fvc_lib.services.run_paths import TAR_SUFFIX, fixed_folder, is_pattern, tars_of
+from fvc_lib.video.decode.file_parts import Contents, contents_of
 
 # Kinds of texts and their largest sizes in bytes; metadata of yt-dlp has up to about a MiB.
 _TEXTS = {"json": 4 << 20, "txt": 1 << 20, "cls": 1 << 10}
-_ENDINGS = (SUFFIX, ".tgz", *(f"{SUFFIX}.{kind}" for kind in ("gz", "bz2", "xz", "zst")))
+_ENDINGS = (TAR_SUFFIX, ".tgz", *(f"{TAR_SUFFIX}.{kind}" for kind in ("gz", "bz2", "xz", "zst")))
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,31 @@ class TarSample:
 
 
 def tars_in(corpus: Path) -> list[str]:
-    """Return the sorted names of the tars of ``corpus``: a tar or a folder of tars.
+    """Return the sorted names of the tars of ``corpus``: a tar, a folder of tars, or a pattern of paths.
 
-    Hidden files are left out. Compressed tars are included, although they cannot be read.
+    Names are relative to ``tar_folder``. Hidden files are left out. Compressed tars are included, although they cannot
+    be read.
+
+    Raises:
+        UsageError: the pattern is unusable (see ``run_paths.tars_of``).
     """
+    if is_pattern(corpus):
+        return [str(tar.relative_to(tar_folder(corpus))) for tar in tars_of(corpus)]
     paths = [corpus] if corpus.is_file() else sorted(corpus.glob("[!.]*"))
     return [path.name for path in paths if path.name.lower().endswith(_ENDINGS) and path.is_file()]
 
 
+def tar_folder(corpus: Path) -> Path:
+    """Return the folder that holds the tars of ``corpus``: a folder, the path of a tar, or a pattern of paths.
+
+    For a pattern, it is the part of the path before the first name with braces or wildcards.
+    """
+    return fixed_folder(corpus) if is_pattern(corpus) else corpus if corpus.is_dir() else corpus.parent
+
+
 def tar_files(corpus: Path, allow_outside: bool | None = None) -> CorpusFiles:
-    """Return a ``CorpusFiles`` for the videos of ``corpus``, a tar or a folder of tars."""
-    return CorpusFiles(corpus if corpus.is_dir() else corpus.parent, "video", allow_outside)
+    """Return a ``CorpusFiles`` for the videos in ``tar_folder(corpus)``."""
+    return CorpusFiles(tar_folder(corpus), "video", allow_outside)
 
 
 def tar_samples(
@@ -59,10 +74,13 @@ def tar_samples(
     those of its own key, such as ``KEY/000.cls``. If there are none, the folder's texts are used, such as ``KEY.cls``.
 
     Args:
-        corpus: a tar or a folder of tars.
+        corpus: a tar, a folder of tars, or a pattern of paths, such as ``shards/{000..099}.tar``.
         files: access to the files of the corpus (``tar_files``).
         rejections: receives damaged tars, and members that are neither videos nor texts.
         pictures: whether still pictures are read.
+
+    Raises:
+        UsageError: the pattern is unusable (see ``run_paths.tars_of``).
     """
     samples, damaged = list[TarSample](), list[str]()
     for name in tars_in(corpus):

@@ -42,7 +42,7 @@ from fvc_lib.services.tables import VIDEO_TEXTS, check_table
 ACCEPTED = (
     "Wanted a manifest with the columns 'path' and 'text', if known also 'split' (train, validation, test) and "
     "'group': CSV, any other separated text (manifest_separator) or Parquet; or a folder with one such file in it; or "
-    "a tar or a folder of tars, with KEY.mp4 and KEY.txt or KEY.json "
+    "a tar, a folder of tars or a pattern like 'shards/{000..099}.tar', with KEY.mp4 and KEY.txt or KEY.json "
     "(WebDataset)."
 )
 
@@ -99,10 +99,13 @@ def read_pairs(manifest: AnyPath, separator: str = ",", *, allow_outside: bool =
 
 
 def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListing:
-    """List the pairs in a tar or in the tars of a folder.
+    """List the pairs in a tar, in the tars of a folder, or in the tars that a pattern names.
 
     The text of a video ``KEY.mp4`` is the content of ``KEY.txt``, else ``text`` or ``caption`` in ``KEY.json``.
     ``split`` and ``group`` are read from ``KEY.json``, too.
+
+    Raises:
+        UsageError: a pattern is unusable (see ``run_paths.tars_of``).
     """
     files, rejections = tar_files(Path(corpus), allow_outside), Rejections()
     samples, notes = tar_samples(Path(corpus), files, rejections)
@@ -204,7 +207,7 @@ def index_video_texts(
         stop: called after each file; if it returns true, probing stops, and a later call continues it.
 
     Raises:
-        UsageError: the corpus has no such manifest.
+        UsageError: the corpus has no such manifest, or a pattern of tars is unusable (``run_paths.tars_of``).
         DataError: no pair is usable, too many are lost, or there are too few groups for three parts.
         LeakageError: the manifest's own split has a group or a video in two parts.
         StoppedError: ``stop`` returned true.

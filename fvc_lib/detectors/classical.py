@@ -256,23 +256,53 @@ XGBOOST = ClassicalModel(_TREES, _fit_xgboost, _xgboost_logits)
 LIGHTGBM = ClassicalModel(_TREES, _fit_lightgbm, _lightgbm_logits)
 
 
-_GBM = "G. Ke et al., LightGBM: A highly efficient gradient boosting decision tree, NIPS 2017"
-_XGB = "T. Chen and C. Guestrin, XGBoost: A scalable tree boosting system, KDD 2016"
-_MODELS: dict[str, tuple[ClassicalModel, tuple[str, ...], str]] = {
-    "forensic_logistic": (LOGISTIC, (), "D. R. Cox, The regression analysis of binary sequences, 1958"),
-    "forensic_svm": (SVM, (), "C. Cortes and V. Vapnik, Support-vector networks, 1995"),
-    "forensic_boosting": (BOOSTING, (), _GBM),
-    "forensic_xgboost": (XGBOOST, ("xgboost",), _XGB),
-    "forensic_lightgbm": (LIGHTGBM, ("lightgbm",), _GBM),
+_GBM = (
+    "G. Ke et al., LightGBM: A highly efficient gradient boosting decision tree, NIPS 2017",
+    (
+        "@inproceedings{ke2017lightgbm, title={LightGBM: A highly efficient gradient boosting decision tree}, "
+        "author={Ke, Guolin and others}, booktitle={NIPS}, year={2017}}"
+    ),
+)
+_MODELS: dict[str, tuple[ClassicalModel, tuple[str, ...], str, str]] = {
+    "forensic_logistic": (
+        LOGISTIC,
+        (),
+        "D. R. Cox, The regression analysis of binary sequences, 1958",
+        (
+            "@article{cox1958regression, title={The regression analysis of binary sequences}, author={Cox, David R}, "
+            "journal={Journal of the Royal Statistical Society B}, volume={20}, pages={215--242}, year={1958}}"
+        ),
+    ),
+    "forensic_svm": (
+        SVM,
+        (),
+        "C. Cortes and V. Vapnik, Support-vector networks, 1995",
+        (
+            "@article{cortes1995support, title={Support-vector networks}, author={Cortes, Corinna and Vapnik, "
+            "Vladimir}, journal={Machine Learning}, volume={20}, pages={273--297}, year={1995}}"
+        ),
+    ),
+    "forensic_boosting": (BOOSTING, (), *_GBM),
+    "forensic_xgboost": (
+        XGBOOST,
+        ("xgboost",),
+        "T. Chen and C. Guestrin, XGBoost: A scalable tree boosting system, KDD 2016",
+        (
+            "@inproceedings{chen2016xgboost, title={XGBoost: A scalable tree boosting system}, author={Chen, Tianqi "
+            "and Guestrin, Carlos}, booktitle={KDD}, year={2016}}"
+        ),
+    ),
+    "forensic_lightgbm": (LIGHTGBM, ("lightgbm",), *_GBM),
 }
 
 
-for _name, (_model, _packages, _paper) in _MODELS.items():
+for _name, (_model, _packages, _paper, _bibtex) in _MODELS.items():
     DETECTORS.register(
         DetectorSpec(
             name=_name,
             family="classical",
             paper=f"{_paper}; features: see their families",
+            bibtex=_bibtex,
             licence="this project's",
             num_frames=6,  # number and side of the frames that a result page shows; the model does not use them
             side=112,

@@ -57,6 +57,9 @@ def _spec(name: str) -> DetectorSpec:
         name=name,
         family="training-free",
         paper="C. Zheng et al., D3: Training-free AI-generated video detection using second-order features, ICCV 2025",
+        bibtex="@inproceedings{zheng2025d3, title={{D3}: Training-Free {AI}-Generated Video Detection Using "
+        "Second-Order Features}, author={Zheng, Chende and Suo, Ruiqi and Lin, Chenhao and Zhao, Zhengyu and others}, "
+        "booktitle={ICCV}, year={2025}}",
         licence="this project's (the publisher's: MIT), and the trunk's",
         num_frames=16,
         side=224,

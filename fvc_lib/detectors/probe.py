@@ -145,7 +145,7 @@ def published_on(recipe: DetectorSpec, trunk: DetectorSpec, wrap: Callable[[Any,
         trunk: declaration of the trunk; its side, normalisation and weights are used.
         wrap: as for ``on_trunk``.
     """
-    fields = {"name", "family", "licence", "num_frames", "frame_sampling", "frame_fit", "estimator"}
+    fields = {"name", "family", "bibtex", "licence", "num_frames", "frame_sampling", "frame_fit", "estimator"}
     own = {field: getattr(recipe, field) for field in fields}
     return on_trunk(trunk, wrap, paper=f"{recipe.paper}; {trunk.paper}", **own)
 
@@ -186,6 +186,8 @@ DETECTORS.register(
         name="probe:NAME",
         family="probe",
         paper=_PAPER,
+        bibtex="@article{alain2016understanding, title={Understanding intermediate layers using linear classifier "
+        "probes}, author={Alain, Guillaume and Bengio, Yoshua}, journal={arXiv:1610.01644}, year={2016}}",
         licence="this project's, and the trunk's",
         num_frames=_NUM_FRAMES,
         side=224,

@@ -126,6 +126,9 @@ def _spec(name: str) -> DetectorSpec:
         name=name,
         family="features over time",
         paper="C. Interno et al., AI-generated video detection via perceptual straightening, NeurIPS 2025",
+        bibtex="@inproceedings{interno2025restrav, title={{AI}-Generated Video Detection via Perceptual "
+        "Straightening}, author={Intern{\\`o}, Christian and Geirhos, Robert and Olhofer, Markus and Liu, Sunny and "
+        "Hammer, Barbara and Klindt, David}, booktitle={NeurIPS}, year={2025}}",
         licence="this project's (the publisher's: Apache-2.0), and the trunk's",
         num_frames=24,
         side=224,

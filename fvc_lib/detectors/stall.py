@@ -117,6 +117,9 @@ def _spec(name: str) -> DetectorSpec:
         family="training-free",
         paper="O. Ben Hayun et al., Training-free detection of generated videos via spatial-temporal likelihoods, CVPR "
         "2026",
+        bibtex="@inproceedings{benhayun2026stall, title={Training-free Detection of Generated Videos via "
+        "Spatial-Temporal Likelihoods}, author={Ben Hayun, Omer and Betser, Roy and Levi, Meir Yossef and Kassel, Levi "
+        "and Gilboa, Guy}, booktitle={CVPR}, year={2026}}",
         licence="this project's (the publisher's: CC BY-NC 4.0), and the trunk's",
         num_frames=16,
         side=224,

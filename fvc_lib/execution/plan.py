@@ -8,6 +8,7 @@ the library's code has changed. Files of earlier attempts are moved, never delet
 import graphlib
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from fvc_lib.services.code_versions import changed_functions, code_behind, has_i
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.records.digests import is_log, listed, read_document, write_document
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.run_paths import RunPaths, fixed_folder, is_pattern, tars_of
 from fvc_lib.services.tasks import STAGES, TASKS, Stage
 
 
@@ -140,6 +141,8 @@ def _corpus_name(corpus: str) -> str:
     path = Path(os.path.abspath(corpus))  # noqa: PTH100 - keeps the name of a symbolic link
     if not corpus:
         return ""
+    if is_pattern(path):
+        return path_to_text(fixed_folder(path).name)
     return path_to_text(Path(path.parent.name, path.name) if path.is_file() else path.name)
 
 
@@ -149,25 +152,38 @@ _LABELS = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".txt")  # files from 
 def _listing_hash(corpus: str, *, times: bool = False) -> str:
     """Return a SHA-256 that changes when a corpus's files change.
 
-    For a manifest (a table of videos) it is the SHA-256 of the table. For a folder it covers the path and size of every
-    file that is not hidden.
+    For a manifest (a table of videos) it is the SHA-256 of the table. For a folder, or a pattern of tars such as
+    ``{000..099}.tar``, it covers the path and size of every file.
 
     Args:
         corpus: path of the corpus; empty for the sample corpus, whose digest is empty.
-        times: for a folder. True: also cover the files' modification times. False: instead cover the
+        times: for a folder or pattern. True: also cover the files' modification times. False: instead cover the
             content of files that may hold labels, such as CSV files.
     """
     path = Path(corpus)
-    if not corpus or not path.is_dir():
+    if not corpus or not (path.is_dir() or is_pattern(path)):
         return corpus and content_hash(path)
     listing: dict[str, object] = {}
-    for file in path.rglob("*"):
-        name = file.relative_to(path)
-        if file.is_file() and not any(part.startswith(".") for part in name.parts):
-            status, has_labels = file.stat(), file.suffix.lower() in _LABELS
-            detail = status.st_mtime_ns if times else content_hash(file) if has_labels else ""
-            listing[path_to_text(name)] = [status.st_size, detail]
+    folder = path if path.is_dir() else fixed_folder(path)
+    for file in _files_in(path):
+        status, has_labels = file.stat(), file.suffix.lower() in _LABELS
+        detail = status.st_mtime_ns if times else content_hash(file) if has_labels else ""
+        listing[path_to_text(file.relative_to(folder))] = [status.st_size, detail]
     return sha256_of_json(listing)
+
+
+def _files_in(path: Path) -> list[Path]:
+    """Return the files of a corpus.
+
+    For a folder, these are all files in it and its subfolders, except hidden ones. For a pattern of tars, these are the
+    tars; the list is empty if a named tar is missing.
+    """
+    if path.is_dir():
+        names = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
+        return [path / name for name in names if not any(part.startswith(".") for part in name.parts)]
+    with suppress(UsageError):  # the stage that reads the corpus names the missing tar
+        return [file for file in tars_of(path) if file.is_file()]
+    return []
 
 
 # Trainings

@@ -132,6 +132,7 @@ STAGE_PARAMETERS = {
     "fold": "set by the runner: the outer fold, from 0",
     "compared_runs": "the runs to compare; empty: all of the newest run's experiment",
     "member_runs": "the runs that make one detector together",
+    "method": "mean or stacking",
     "reference_run": "the run whose detector the others are compared with; empty: the first that can be compared",
     "without_run": "set by sweep: combinations that have no run, each with the reason",
     "levels": "kinds or levels of disturbance; empty: all",

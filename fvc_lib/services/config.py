@@ -72,7 +72,9 @@ class RunConfig(BaseModel):
     )
     experiment: str = field("default", "folder", "folder under the runs folder that groups runs")
     # Not hashed: the fingerprint of the first stage counts the listed files, wherever they lie.
-    corpus: str = field("", "data", "folder, manifest or tar; empty: the sample corpus", hashed=False, path=True)
+    corpus: str = field(
+        "", "data", "folder, manifest, tar or pattern of tars; empty: the sample corpus", hashed=False, path=True
+    )
     more_corpora: Names = field(
         (), "data", "further corpora, indexed together with it: A,B", _VIDEO, hashed=False, path=True
     )

@@ -77,6 +77,9 @@ def field(
     return Field(default, description=description, json_schema_extra=extra, **options)
 
 
+_COMMA = re.compile(r",(?![^{}]*\})")
+
+
 def split_names(value: Any) -> Any:
     """Return the names in a text such as ``flip,noise`` or ``[flip, noise]`` as a tuple.
 
@@ -87,7 +90,7 @@ def split_names(value: Any) -> Any:
         listed = value.strip()
         if listed.startswith("[") and listed.endswith("]"):
             listed = listed[1:-1]
-        return tuple(name.strip(" '\"") for name in listed.split(",") if name.strip(" '\""))
+        return tuple(name.strip(" '\"") for name in _COMMA.split(listed) if name.strip(" '\""))
     return tuple(value) if isinstance(value, list) else value
 
 

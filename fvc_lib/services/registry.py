@@ -408,6 +408,7 @@ class DetectorSpec:
     frame_fit: str = "letterbox"  # ``View.fit`` of its clips
     build: Callable[[], Any] | None = None
     build_trunk: Callable[[TrunkOptions], Any] | None = None
+    bibtex: str = ""  # BibTeX entries of the paper
     weights: str = ""  # published weights: a hub id, or a package and the weights' name in it
     weights_licence: str = ""  # licence of the weights
     brings_weights: bool = False  # whether the weights come with the installation and are the default
@@ -433,6 +434,7 @@ class DetectorSpec:
 # Attributes of a user's class that are copied to its ``DetectorSpec``, and their defaults.
 _OF_CLASS: Mapping[str, Any] = {
     "paper": "not stated",
+    "bibtex": "",
     "licence": "not stated",
     "num_frames": 6,
     "side": 112,

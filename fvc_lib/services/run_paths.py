@@ -8,10 +8,14 @@ combines the scores of several finished runs.
 
 from __future__ import annotations
 
+import glob
+import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -289,3 +293,68 @@ def find_run_or_ensemble(runs_dir: AnyPath, name: str) -> RunPaths:
         names = ", ".join(ensemble.run_id for ensemble in known)
         raise UsageError(f"{len(fitting)} ensembles are called {name!r}, of {names}. Name one, or its path.")
     return fitting[0]
+
+
+# Patterns that name many tars at once: ``shards/train-{000..099}.tar``, ``{real,fake}/*.tar``, ``repo/**/*.tar``.
+# Every tar that braces name must exist. ``*``, ``?`` and ``[...]`` match existing files, and ``**`` matches any number
+# of folders. An existing path is never read as a pattern.
+
+TAR_SUFFIX = ".tar"
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
+
+
+def is_pattern(corpus: AnyPath) -> bool:
+    """Return whether ``corpus`` has braces or wildcards and is not an existing path."""
+    text = os.fspath(corpus)
+    return any(mark in text for mark in "{*?[") and not os.path.lexists(text)
+
+
+def fixed_folder(corpus: AnyPath) -> Path:
+    """Return the folder in the path ``corpus`` before its first component with braces or wildcards.
+
+    The names of tar files in tables are relative to this folder. The last component is never a part of it.
+    """
+    fixed = takewhile(lambda part: not set(part) & set("{}*?["), Path(corpus).parent.parts)
+    return Path(*fixed)
+
+
+def tars_of(corpus: AnyPath) -> list[Path]:
+    """Return the paths of the tar files that the pattern ``corpus`` matches, sorted.
+
+    Raises:
+        UsageError: a tar that the pattern names is missing, wildcards match nothing, or a file has no suffix ``.tar``.
+    """
+    pattern = os.fspath(corpus)
+    found: set[str] = set()
+    for name in _expanded(pattern):
+        matches = [name] if os.path.exists(name) else glob.glob(name, recursive=True)  # noqa: PTH110, PTH207 - text
+        others = [path for path in matches if not path.lower().endswith(TAR_SUFFIX)]
+        if others or not matches:
+            problem = f"{others[0]!r} is no uncompressed tar" if others else f"there is no {name!r}"
+            raise UsageError(
+                f"corpus {pattern!r}: {problem}. Name tars alone, such as shards/{{000..099}}.tar or '{{a,b}}/*.tar'."
+            )
+        found.update(matches)
+    if not found:
+        raise UsageError(f"corpus {pattern!r}: a range in braces is empty. Count upwards, such as {{000..099}}.")
+    return [Path(path) for path in sorted(found)]
+
+
+def _expanded(pattern: str) -> Iterator[str]:
+    """Yield the texts that result from expanding all braces of ``pattern``, as a shell does, in order.
+
+    Braces hold choices separated by commas, or a range of numbers such as ``000..099``. A range that counts downwards
+    gives no text. Braces without a partner are not expanded.
+    """
+    braces = _BRACES.search(pattern)
+    if braces is None:
+        yield pattern
+        return
+    choices: Iterable[str] = braces[1].split(",")
+    numbers = _RANGE.fullmatch(braces[1])
+    if numbers is not None:
+        first, last = numbers.groups()
+        choices = (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
+    for choice in choices:
+        yield from _expanded(pattern[: braces.start()] + choice + pattern[braces.end() :])

@@ -253,10 +253,13 @@ def test_a_users_file_counts_by_what_it_held_when_it_was_trained_with(runs, tmp_
     assert names_of([first, second])[0].endswith(" of run_a0")
 
 
-def test_the_files_hold_numbers(found, tmp_path):
+def test_the_files_hold_numbers_and_each_publication_once(found, tmp_path):
     files = {path.name: path for path in detector_comparison.write_tables(found, tmp_path / "comparison")}
     numbers = pl.read_csv(files["detectors.csv"])
     assert numbers["num_parameters"].to_list() == [1000, None]
     assert numbers["roc_auc_value"][1] == pytest.approx(found.detectors[1].intervals["roc_auc"].value)
     assert pl.read_csv(files["runs.csv"])["run_id"].sort().to_list() == ["run_a0", "run_a1", "run_b0", "run_b1"]
+    bibliography = files["references.bib"].read_text()
+    assert bibliography.count("@inproceedings{tran2018closer,") == 1
+    assert bibliography.count("% corpus clips") == 1
     assert [trace.name for trace in cost_figure(found).data if trace.name] == ["frame_cnn"]

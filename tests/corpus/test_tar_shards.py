@@ -151,6 +151,14 @@ def test_what_a_tar_says_twice_is_refused_and_named(tmp_path, members, named):
     assert named in listing.rejected["detail"][0]
 
 
+def test_a_pattern_is_a_corpus_named_after_the_folder_it_begins_with(tars):
+    label_map = {"1": "fake", "0": "real"}
+    whole, listing = (read_corpus(path, label_map=label_map) for path in (tars, tars / "a-{000..001}.tar"))
+    assert (listing.entries, listing.root, listing.name) == (whole.entries, tars, "corpus")
+    with pytest.raises(UsageError, match=r"Did you mean '.*corpus'"):
+        read_corpus(tars.parent)
+
+
 def test_a_manifest_beside_the_tars_labels_their_members(tars):
     rows = ["path,label,group", "a-000.tar/s4.mp4,real,g", "a-001.tar/s3.mp4,fake,g", "a-001.tar/none.mp4,fake,h"]
     (tars / "manifest.csv").write_text("\n".join(rows))
@@ -206,7 +214,7 @@ def test_tables_called_like_tars_are_no_manifest_of_videos_and_texts(tmp_path, m
     folder = write_tar(tmp_path / "v2d" / "00000.tar", {"0.mp4": video, "0.txt": "a red square"}).parent
     pl.DataFrame({"key": ["0"], "caption": ["a red square"]}).write_parquet(folder / "00000.parquet")
     (folder / "00000_stats.json").write_text("{}")
-    for corpus in (folder, folder / "00000.tar"):
+    for corpus in (folder, folder / "{00000..00000}.tar"):
         assert video_text_root(RunConfig(task="video_text", corpus=str(corpus))) == folder
         assert read_tar_pairs(corpus).rows["text"].to_list() == ["a red square"]
 

@@ -26,9 +26,10 @@ from fvc_lib.analysis.read.comparison import (
 )
 from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, run_cautions
 from fvc_lib.analysis.read.queries import memory_peaks, training_summary
-from fvc_lib.analysis.read.runs import trial_text
+from fvc_lib.analysis.read.runs import read_tables, trial_text
 from fvc_lib.analysis.wording import (
     bytes_text,
+    clean_text,
     count_text,
     duration_text,
     interval_text,
@@ -38,8 +39,10 @@ from fvc_lib.metrics.declaration import direction
 from fvc_lib.metrics.intervals import Interval
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError
-from fvc_lib.services.tables import csv_for_people
+from fvc_lib.services.errors import DataError, FvcError
+from fvc_lib.services.records.ensembles import FoldRule
+from fvc_lib.services.registry import CORPORA, DETECTORS
+from fvc_lib.services.tables import INDEX, csv_for_people
 from fvc_lib.services.tasks import FOLD_TRAINING
 
 DETECTOR_METRICS = (MAIN_METRIC, "average_precision", "balanced_accuracy", "f1", "brier_score")
@@ -200,11 +203,12 @@ def _mark(compared: Comparison, name: str) -> str:
 
 # --- Tables for readers
 
-TABLE_FILES = ("detectors.csv", "runs.csv")
+TABLE_FILES = ("detectors.csv", "runs.csv", "references.bib")
 HEADINGS = {
     "auc": "ROC AUC, mean over seeds", "over_seeds": "ROC AUC of its runs",
     "difference": "Difference from the reference", "holm_p": "Holm p", "above_controls": "Above every control",
     "num_trained": "of them trained", "milliseconds_per_clip": "ms per clip",
+    "fitted_on": "Fitted on videos", "in_groups": "of groups",
 }  # fmt: skip
 
 
@@ -283,6 +287,27 @@ def left_out_table(comparison: DetectorComparison) -> pl.DataFrame:
     return pl.DataFrame(comparison.left_out, {"run_id": pl.String, "why": pl.String}, orient="row")
 
 
+def weight_table(names: Sequence[str], rules: Sequence[FoldRule]) -> pl.DataFrame:
+    """Return the rules by which an ensemble combines the scores of its detectors, one row per fold.
+
+    Columns:
+
+    - ``fold``: number of the fold.
+    - ``fitted_on`` and ``in_groups``: number of videos and of groups that the rule was fitted on.
+    - one column per detector: its weight.
+    - ``intercept`` and ``threshold`` of the rule.
+
+    Args:
+        names: names of the detectors, in the order of the weights.
+        rules: the rule of each fold.
+    """
+    rows = [
+        (fold, rule.num_videos, rule.num_groups, *rule.weights, rule.intercept, rule.threshold)
+        for fold, rule in enumerate(rules)
+    ]
+    return pl.DataFrame(rows, ["fold", "fitted_on", "in_groups", *names, "intercept", "threshold"], orient="row")
+
+
 # --- Files for programs and papers
 
 
@@ -309,8 +334,29 @@ def number_table(comparison: DetectorComparison) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None).fill_nan(None)
 
 
+def bibliography(comparison: DetectorComparison) -> str:
+    """Return the BibTeX entries of the compared detectors and corpora, without repetition.
+
+    A detector or corpus that declares no publication gets a comment.
+    """
+    run, loaders = comparison.detectors[0].runs[0], dict(CORPORA.items())
+    index = read_tables([(run.name, run.run.index)], INDEX, without=["perceptual_hash"]).frame
+    entries = {model: _bibtex_of(model) for detector in comparison.detectors for model in detector.models}
+    for corpus, layout in index.select("corpus", "label_source").unique().sort("corpus").rows():
+        entries[f"corpus {corpus}"] = loaders[layout].bibtex if layout in loaders else ""
+    texts = [entry.strip() or f"% {clean_text(name)}: declares no publication" for name, entry in entries.items()]
+    return "\n\n".join(dict.fromkeys(texts)) + "\n"
+
+
+def _bibtex_of(model: str) -> str:
+    try:
+        return DETECTORS.get(model).bibtex
+    except FvcError:  # its package or file is not on this machine
+        return ""
+
+
 def write_tables(comparison: DetectorComparison, folder: Path) -> list[Path]:
-    """Write ``TABLE_FILES`` (CSV) into ``folder``, and return their paths.
+    """Write ``TABLE_FILES`` (CSV and BibTeX) into ``folder``, and return their paths.
 
     Raises:
         OSError: the folder cannot be written.
@@ -318,6 +364,6 @@ def write_tables(comparison: DetectorComparison, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     numbers, runs = csv_for_people(number_table(comparison)), csv_for_people(run_table(runs_of(comparison)))
     files = [folder / name for name in TABLE_FILES]
-    for file, text in zip(files, (numbers, runs), strict=True):
+    for file, text in zip(files, (numbers, runs, bibliography(comparison)), strict=True):
         write_text(file, text)
     return files

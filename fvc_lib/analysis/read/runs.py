@@ -190,7 +190,7 @@ def ensemble_text(run: RunPaths) -> str:
     """
     record = read_json_object(run.root / ENSEMBLE_RECORD)
     names = record.get("detectors")
-    return f"mean of {' + '.join(map(clean_text, names))}" if isinstance(names, list) else ""
+    return f"{record.get('method')} of {' + '.join(map(clean_text, names))}" if isinstance(names, list) else ""
 
 
 # --- Corpora

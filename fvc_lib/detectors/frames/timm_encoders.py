@@ -15,6 +15,14 @@ from fvc_lib.services.atomic_files import content_digest
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
+_BIBTEX = r"""@misc{wightman2019timm,
+  author = {Wightman, Ross},
+  title = {{PyTorch} Image Models},
+  howpublished = {\url{https://github.com/huggingface/pytorch-image-models}},
+  year = {2019}
+}"""
+
+
 # By the name that detectors use for a network: timm's name, and the paper.
 _OWN_NAMES = {
     "xception": (
@@ -150,6 +158,7 @@ def _declared(name: str) -> DetectorSpec:
         paper=_OWN_NAMES.get(name, ("", ""))[1]
         or (published and published.paper_name)
         or "as timm's documentation says",
+        bibtex=_BIBTEX,
         licence="Apache-2.0",
         num_frames=8,
         side=published.input_size[-1] if published else 224,
@@ -168,6 +177,7 @@ def _by_timm(name: str, paper: str) -> DetectorSpec:
         name=name,
         family="timm",
         paper=paper,
+        bibtex=_BIBTEX,
         licence="Apache-2.0",
         num_frames=8,
         side=224,

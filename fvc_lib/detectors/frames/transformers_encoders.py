@@ -24,7 +24,52 @@ _XCLIP = "Ni et al., Expanding language-image pretrained models for general vide
 _DINO2 = "Oquab et al., DINOv2: learning robust visual features without supervision, TMLR 2024"
 _DINO3 = "Simeoni et al., DINOv3, 2025"
 _SIGLIP = "Zhai et al., Sigmoid loss for language image pre-training, ICCV 2023"
+
+_BIBTEX = {
+    _CLIP: r"""@inproceedings{radford2021clip,
+  author = {Radford, Alec and Kim, Jong Wook and Hallacy, Chris and Ramesh, Aditya and Goh, Gabriel and
+    Agarwal, Sandhini and Sastry, Girish and Askell, Amanda and Mishkin, Pamela and Clark, Jack and
+    Krueger, Gretchen and Sutskever, Ilya},
+  title = {Learning Transferable Visual Models From Natural Language Supervision},
+  booktitle = {Proceedings of the 38th International Conference on Machine Learning (ICML)},
+  pages = {8748--8763},
+  year = {2021}
+}""",
+    _XCLIP: r"""@inproceedings{ni2022xclip,
+  author = {Ni, Bolin and Peng, Houwen and Chen, Minghao and Zhang, Songyang and others},
+  title = {Expanding Language-Image Pretrained Models for General Video Recognition},
+  booktitle = {Proceedings of the European Conference on Computer Vision (ECCV)},
+  year = {2022}
+}""",
+    _DINO2: r"""@article{oquab2024dinov2,
+  author = {Oquab, Maxime and Darcet, Timoth{\'e}e and Moutakanni, Th{\'e}o and Vo, Huy V. and others},
+  title = {{DINOv2}: Learning Robust Visual Features without Supervision},
+  journal = {Transactions on Machine Learning Research},
+  year = {2024}
+}""",
+    _DINO3: r"""@misc{simeoni2025dinov3,
+  author = {Sim{\'e}oni, Oriane and Vo, Huy V. and Seitzer, Maximilian and Baldassarre, Federico and others},
+  title = {{DINOv3}},
+  eprint = {2508.10104},
+  archiveprefix = {arXiv},
+  year = {2025}
+}""",
+    _SIGLIP: r"""@inproceedings{zhai2023siglip,
+  author = {Zhai, Xiaohua and Mustafa, Basil and Kolesnikov, Alexander and Beyer, Lucas},
+  title = {Sigmoid Loss for Language Image Pre-Training},
+  booktitle = {Proceedings of the IEEE/CVF International Conference on Computer Vision (ICCV)},
+  pages = {11975--11986},
+  year = {2023}
+}""",
+}
 _GEND = "Yermakov et al., GenD: Deepfake detection that generalizes across benchmarks, WACV 2026"
+_BIBTEX_OF_GEND = r"""@inproceedings{yermakov2026gend,
+  author = {Yermakov, Andrii and Cech, Jan and Matas, Jiri and Fritz, Mario},
+  title = {Deepfake Detection that Generalizes Across Benchmarks},
+  booktitle = {Proceedings of the IEEE/CVF Winter Conference on Applications of Computer Vision (WACV)},
+  note = {arXiv:2508.06248},
+  year = {2026}
+}"""
 
 
 @dataclass(frozen=True)
@@ -133,6 +178,7 @@ def declaration(name: str, of: str, **changed: Any) -> DetectorSpec:
         "name": name,
         "family": "transformers",
         "paper": kind.paper,
+        "bibtex": _BIBTEX[kind.paper],
         "licence": "Apache-2.0",
         "num_frames": 8,
         "side": 224,
@@ -157,6 +203,7 @@ DETECTORS.register(
         "gend",
         "clip_vit_l14",
         paper=_GEND,
+        bibtex=_BIBTEX_OF_GEND + "\n" + _BIBTEX[_CLIP],
         tune="norms",
         l2_normalise=True,
     )
@@ -174,6 +221,7 @@ DETECTORS.register(
         "gend_dino",
         "dinov3_base",
         paper=_GEND,
+        bibtex=_BIBTEX_OF_GEND + "\n" + _BIBTEX[_DINO3],
         tune="norms",
         l2_normalise=True,
     )

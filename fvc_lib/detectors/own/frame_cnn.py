@@ -49,6 +49,17 @@ class FrameTrunk(nn.Module):
         return torch.cat([features.mean((3, 4)), features.amax((3, 4)), deviation], dim=1)
 
 
+_BIBTEX = r"""@article{fridrich2012rich,
+  author = {Fridrich, Jessica and Kodovsk{\'y}, Jan},
+  title = {Rich Models for Steganalysis of Digital Images},
+  journal = {IEEE Transactions on Information Forensics and Security},
+  volume = {7},
+  number = {3},
+  pages = {868--882},
+  year = {2012}
+}"""
+
+
 class FrameCnn(FrameTrunk):
     """A CNN on maps of noise residuals, frame differences and colours, pooled over space and then over time.
 
@@ -71,6 +82,7 @@ DETECTORS.register(
         name="frame_cnn",
         family="own",
         paper="none; its maps are after Fridrich and Kodovsky, Rich models for steganalysis, IEEE TIFS 2012",
+        bibtex=_BIBTEX,
         licence="this project's",
         num_frames=6,
         side=112,

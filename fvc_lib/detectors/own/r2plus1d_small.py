@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fvc_lib.detectors.own.stems import FORENSIC, GROUPS, PIXELS, ConvNorm, Stem
+from fvc_lib.detectors.own.stems import FORENSIC, GROUPS, PIXELS, R2PLUS1D_BIBTEX, ConvNorm, Stem
 from fvc_lib.services.registry import DETECTORS, DetectorSpec
 
 
@@ -91,6 +91,7 @@ DETECTORS.register(
         name="r2plus1d_small",
         family="own",
         paper="Tran et al., A closer look at spatiotemporal convolutions for action recognition, CVPR 2018",
+        bibtex=R2PLUS1D_BIBTEX,
         licence="this project's",
         num_frames=6,
         side=112,

@@ -160,6 +160,13 @@ FORENSIC = Stem(forensic_maps, NUM_CHANNELS, cell=4)
 PIXELS = Stem(pixel_maps, NUM_CHANNELS, cell=2)
 
 GROUPS = 8  # number of groups of every group norm
+R2PLUS1D_BIBTEX = """@inproceedings{tran2018closer,
+  author = {Tran, Du and Wang, Heng and Torresani, Lorenzo and Ray, Jamie and LeCun, Yann and Paluri, Manohar},
+  title = {A Closer Look at Spatiotemporal Convolutions for Action Recognition},
+  booktitle = {Proceedings of the IEEE Conference on Computer Vision and Pattern Recognition (CVPR)},
+  pages = {6450--6459},
+  year = {2018}
+}"""
 
 
 class ConvNorm(nn.Module):

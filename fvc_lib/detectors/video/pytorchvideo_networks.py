@@ -18,6 +18,29 @@ _MEAN, _DEVIATION = (0.45, 0.45, 0.45), (0.225, 0.225, 0.225)
 _X3D = "Feichtenhofer, X3D: expanding architectures for efficient video recognition, CVPR 2020"
 _SLOWFAST = "Feichtenhofer et al., SlowFast networks for video recognition, ICCV 2019"
 _I3D = "Carreira and Zisserman, Quo vadis, action recognition?, CVPR 2017"
+_BIBTEX = {
+    _X3D: r"""@inproceedings{feichtenhofer2020x3d,
+  author = {Feichtenhofer, Christoph},
+  title = {{X3D}: Expanding Architectures for Efficient Video Recognition},
+  booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
+  pages = {203--213},
+  year = {2020}
+}""",
+    _SLOWFAST: r"""@inproceedings{feichtenhofer2019slowfast,
+  author = {Feichtenhofer, Christoph and Fan, Haoqi and Malik, Jitendra and He, Kaiming},
+  title = {{SlowFast} Networks for Video Recognition},
+  booktitle = {Proceedings of the IEEE/CVF International Conference on Computer Vision (ICCV)},
+  pages = {6202--6211},
+  year = {2019}
+}""",
+    _I3D: r"""@inproceedings{carreira2017quo,
+  author = {Carreira, Jo{\~a}o and Zisserman, Andrew},
+  title = {Quo Vadis, Action Recognition? {A} New Model and the {Kinetics} Dataset},
+  booktitle = {Proceedings of the IEEE Conference on Computer Vision and Pattern Recognition (CVPR)},
+  pages = {6299--6308},
+  year = {2017}
+}""",
+}
 # By name: paper, frames, side, clips in memory at once, stride between frames, and the crop of the resized picture.
 # Frames x stride are from the model zoo's table: 4x12, 13x6, 16x5, 8x8, 8x8 (32x2 in the fast path), 8x8. The crop is
 # the side divided by the hub's size of the resized picture, 182 or 256.
@@ -104,6 +127,7 @@ for _name, (_paper, _num_frames, _side, _micro_batch, _stride, _fit) in _NETWORK
             name=_name,
             family="pytorchvideo",
             paper=_paper,
+            bibtex=_BIBTEX[_paper],
             licence="Apache-2.0",
             num_frames=_num_frames,
             side=_side,

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fvc_lib.detectors.network import IMAGENET_DEVIATION, IMAGENET_MEAN, KINETICS_DEVIATION, KINETICS_MEAN, Trunk
+from fvc_lib.detectors.own.stems import R2PLUS1D_BIBTEX
 from fvc_lib.detectors.packages import imported
 from fvc_lib.detectors.weights import load_weights
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
@@ -13,6 +14,31 @@ _S3D = "Xie et al., Rethinking spatiotemporal feature learning, ECCV 2018"
 _MVIT = "Li et al., MViTv2: improved multiscale vision transformers, CVPR 2022"
 _SWIN = "Liu et al., Video Swin transformer, CVPR 2022"
 _R3D = "Tran et al., A closer look at spatiotemporal convolutions for action recognition, CVPR 2018"
+_BIBTEX = {
+    _R3D: R2PLUS1D_BIBTEX,
+    _S3D: r"""@inproceedings{xie2018rethinking,
+  author = {Xie, Saining and Sun, Chen and Huang, Jonathan and Tu, Zhuowen and Murphy, Kevin},
+  title = {Rethinking Spatiotemporal Feature Learning: Speed-Accuracy Trade-offs in Video Classification},
+  booktitle = {Proceedings of the European Conference on Computer Vision (ECCV)},
+  pages = {305--321},
+  year = {2018}
+}""",
+    _MVIT: r"""@inproceedings{li2022mvitv2,
+  author = {Li, Yanghao and Wu, Chao-Yuan and Fan, Haoqi and Mangalam, Karttikeya and Xiong, Bo and
+    Malik, Jitendra and Feichtenhofer, Christoph},
+  title = {{MViTv2}: Improved Multiscale Vision Transformers for Classification and Detection},
+  booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
+  pages = {4804--4814},
+  year = {2022}
+}""",
+    _SWIN: r"""@inproceedings{liu2022videoswin,
+  author = {Liu, Ze and Ning, Jia and Cao, Yue and Wei, Yixuan and Zhang, Zheng and Lin, Stephen and Hu, Han},
+  title = {Video Swin Transformer},
+  booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
+  pages = {3202--3211},
+  year = {2022}
+}""",
+}
 _OF_KINETICS, _OF_IMAGENET = (KINETICS_MEAN, KINETICS_DEVIATION), (IMAGENET_MEAN, IMAGENET_DEVIATION)
 _HALF = ((0.45, 0.45, 0.45), (0.225, 0.225, 0.225))
 Colours = tuple[float, float, float]
@@ -73,6 +99,7 @@ for _name, (_paper, _num_frames, _side, _mean, _deviation, _micro_batch) in _NET
             name=_name,
             family="torchvision",
             paper=_paper,
+            bibtex=_BIBTEX[_paper],
             licence="BSD-3-Clause",
             num_frames=_num_frames,
             side=_side,

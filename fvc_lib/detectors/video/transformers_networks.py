@@ -45,6 +45,38 @@ _KINDS = {
     ),
 }
 
+_BIBTEX = {
+    "timesformer": r"""@inproceedings{bertasius2021spacetime,
+  author = {Bertasius, Gedas and Wang, Heng and Torresani, Lorenzo},
+  title = {Is Space-Time Attention All You Need for Video Understanding?},
+  booktitle = {Proceedings of the 38th International Conference on Machine Learning (ICML)},
+  pages = {813--824},
+  year = {2021}
+}""",
+    "videomae": r"""@inproceedings{tong2022videomae,
+  author = {Tong, Zhan and Song, Yibing and Wang, Jue and Wang, Limin},
+  title = {{VideoMAE}: Masked Autoencoders are Data-Efficient Learners for Self-Supervised Video Pre-Training},
+  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
+  volume = {35},
+  year = {2022}
+}""",
+    "vivit": r"""@inproceedings{arnab2021vivit,
+  author = {Arnab, Anurag and Dehghani, Mostafa and Heigold, Georg and Sun, Chen and Lu{\v{c}}i{\'c}, Mario and
+    Schmid, Cordelia},
+  title = {{ViViT}: A Video Vision Transformer},
+  booktitle = {Proceedings of the IEEE/CVF International Conference on Computer Vision (ICCV)},
+  pages = {6836--6846},
+  year = {2021}
+}""",
+    "vjepa2": r"""@misc{assran2025vjepa2,
+  author = {Assran, Mahmoud and Bardes, Adrien and Fan, David and Garrido, Quentin and Howes, Russell and others},
+  title = {{V-JEPA} 2: Self-Supervised Video Models Enable Understanding, Prediction and Planning},
+  eprint = {2506.09985},
+  archiveprefix = {arXiv},
+  year = {2025}
+}""",
+}
+
 
 class TransformersTrunk(Trunk):
     """A network for video classification whose class layer is replaced by the identity, so that it returns features.
@@ -114,6 +146,7 @@ for _name, (_paper, _num_frames, _side, _hub_id, _licence, _sampling, _fit) in _
             name=_name,
             family="transformers",
             paper=_paper,
+            bibtex=_BIBTEX[_name],
             licence="Apache-2.0",
             num_frames=_num_frames,
             side=_side,
