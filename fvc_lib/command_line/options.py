@@ -57,10 +57,6 @@ def _runs_dir() -> str:
     return resolve_config().runs_dir
 
 
-def _set_quiet(context: click.Context, _option: click.Parameter, value: bool) -> None:
-    context.meta[_QUIET] = value
-
-
 def is_quiet() -> bool:
     """Return whether the running command was given ``-q``; it then shows no progress."""
     context = click.get_current_context(silent=True)
@@ -88,8 +84,9 @@ RUNS_DIR = click.option(
 )  # fmt: skip
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON value, for scripts.")
 QUIET = click.option(
-    "-q", "--quiet", is_flag=True, expose_value=False, callback=_set_quiet, help="Show no progress, only the answer."
-)
+    "-q", "--quiet", is_flag=True, expose_value=False, help="Show no progress, only the answer.",
+    callback=lambda context, _option, value: context.meta.update({_QUIET: value}),
+)  # fmt: skip
 
 
 def print_json(value: object) -> None:

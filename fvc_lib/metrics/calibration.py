@@ -5,6 +5,7 @@ The calibration error has ten bins of equal width over [0, 1]: bin k is [k / 10,
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np

@@ -106,7 +106,9 @@ def functions_in(source: str) -> dict[str, str]:
         return {"module": sha256_of_json(source)[:12]}
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [part for part in node.body if not _is_text(part)]
+            values = [getattr(part, "value", None) if isinstance(part, ast.Expr) else None for part in node.body]
+            is_text = [isinstance(value, ast.Constant) and isinstance(value.value, str) for value in values]
+            node.body = [part for part, leave_out in zip(node.body, is_text, strict=True) if not leave_out]
     found: dict[str, list[str]] = {"module": []}
     for node in tree.body:
         name = node.name if isinstance(node, ast.ClassDef | ast.FunctionDef) else "module"
@@ -117,10 +119,6 @@ def functions_in(source: str) -> dict[str, str]:
                 found.setdefault(f"{name}.{method.name}", []).append(ast.dump(method))
         found.setdefault(name, []).append(ast.dump(node))
     return {name: sha256_of_json(dumps)[:12] for name, dumps in found.items()}
-
-
-def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def in_words(names: Iterable[str]) -> str:

@@ -484,11 +484,8 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
         """
         ours = super().declared_in(name)
         trunk = name.partition(":")[2]
-        return [*ours, *super().declared_in(trunk)] if trunk and self._take_features(ours) else ours
-
-    def _take_features(self, modules: list[str]) -> bool:
-        """Return whether one of ``modules`` registers models on features; no module is imported."""
-        return any(_OF_FEATURES.search(self._texts[module]) for module in modules)
+        takes_features = any(_OF_FEATURES.search(self._texts[module]) for module in ours)  # no module is imported
+        return [*ours, *super().declared_in(trunk)] if trunk and takes_features else ours
 
     def of_features(self, name: str) -> str:
         """Return the kind of features that the model ``name`` takes as input (``DetectorSpec.of_features``).

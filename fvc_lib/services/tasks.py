@@ -164,10 +164,6 @@ def _has_videos(config: Any) -> bool:
     return bool(config.corpus) and not config.annotations_only
 
 
-def _has_features_to_keep(config: Any) -> bool:
-    return _has_videos(config) and bool(config.has_frozen_trunk)
-
-
 def _again(stage: str) -> str:
     return f"run_notebooks.py --only {stage.partition('_')[0]} --resume RUN"
 
@@ -218,7 +214,7 @@ _VIDEO = TaskSpec(
             _files("index", "folds", "protocol", "augmented_metadata"),
             lambda run, fold: (run.predictions(0 if fold is None else fold),),
             per_fold=True,
-            sharded=_has_features_to_keep,
+            sharded=lambda config: _has_videos(config) and bool(config.has_frozen_trunk),
             trains=True,
             schemas=("PREDICTIONS",),
             report_rank=2,

@@ -8,6 +8,7 @@ detector must beat, such as one that sees metadata alone. The mark behind a numb
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -341,18 +342,14 @@ def bibliography(comparison: DetectorComparison) -> str:
     """
     run, loaders = comparison.detectors[0].runs[0], dict(CORPORA.items())
     index = read_tables([(run.name, run.run.index)], INDEX, without=["perceptual_hash"]).frame
-    entries = {model: _bibtex_of(model) for detector in comparison.detectors for model in detector.models}
+    entries = {model: "" for detector in comparison.detectors for model in detector.models}
+    for model in entries:
+        with suppress(FvcError):  # its package or file is not on this machine
+            entries[model] = DETECTORS.get(model).bibtex
     for corpus, layout in index.select("corpus", "label_source").unique().sort("corpus").rows():
         entries[f"corpus {corpus}"] = loaders[layout].bibtex if layout in loaders else ""
     texts = [entry.strip() or f"% {clean_text(name)}: declares no publication" for name, entry in entries.items()]
     return "\n\n".join(dict.fromkeys(texts)) + "\n"
-
-
-def _bibtex_of(model: str) -> str:
-    try:
-        return DETECTORS.get(model).bibtex
-    except FvcError:  # its package or file is not on this machine
-        return ""
 
 
 def write_tables(comparison: DetectorComparison, folder: Path) -> list[Path]:

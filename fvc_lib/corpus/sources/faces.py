@@ -292,10 +292,6 @@ def _is_dfdc(path: Path) -> bool:
     return (path / "test/labels.csv").is_file() or any(map(_has_labels, tables))
 
 
-def _is_dfdc_preview(path: Path) -> bool:
-    return _has_labels(path / "dataset.json") or ((path / "method_A").is_dir() and (path / "original_videos").is_dir())
-
-
 def read_dfdc_preview(folder: Path) -> Listing:
     """List the videos of the DFDC preview, which are in ``dataset.json``.
 
@@ -503,7 +499,9 @@ CORPORA.register(
     CorpusLoader(
         name="dfdc_preview",
         accepted="DFDC preview: a folder with 'dataset.json'",
-        recognises=_is_dfdc_preview,
+        recognises=lambda path: (
+            _has_labels(path / "dataset.json") or ((path / "method_A").is_dir() and (path / "original_videos").is_dir())
+        ),
         read=read_dfdc_preview,
         title="DFDC preview",
         corpus="DFDC preview",

@@ -334,10 +334,6 @@ def read_aigvdbench(folder: Path) -> Listing:
     return read_published(folder, "aigvdbench", ("Real", "OpenSource", "ClosedSource"), describe)
 
 
-def _is_genvideo(folder: Path) -> bool:
-    return (folder / _VALIDATION).is_dir() or (folder.name == _VALIDATION and (folder / "Fake").is_dir())
-
-
 CORPORA.register(
     CorpusLoader(
         name="aigvdbench",
@@ -379,7 +375,9 @@ CORPORA.register(
     CorpusLoader(
         name="genvideo",
         accepted=f"GenVideo: a folder with '{_VALIDATION}/Real/' and '{_VALIDATION}/Fake/GENERATOR/'",
-        recognises=_is_genvideo,
+        recognises=lambda folder: (
+            (folder / _VALIDATION).is_dir() or (folder.name == _VALIDATION and (folder / "Fake").is_dir())
+        ),
         read=read_genvideo,
         title="GenVideo",
         corpus="GenVideo",

@@ -155,7 +155,10 @@ class StageSession:
             values = self.config.effective_values()
         columns = {
             "parameter": list(self.parameters),
-            "value": [_as_text(values[name]) for name in self.parameters],
+            "value": [
+                ", ".join(map(str, value)) if isinstance(value := values[name], list | tuple) else str(value)
+                for name in self.parameters
+            ],
             "meaning": [meaning(name) for name in self.parameters],
         }
         return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
@@ -344,7 +347,3 @@ def _in_a_cell(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_globals is not vars(sys.modules["__main__"]):
         frame = frame.f_back
     return frame is not None
-
-
-def _as_text(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

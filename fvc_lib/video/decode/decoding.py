@@ -332,7 +332,9 @@ def _decode_all(source: VideoSource, table: FrameTable) -> Iterator[VideoFrame]:
     if table.is_closed[0] and table.is_shown.all():  # after trimmed packets references may be missing
         source.be_strict()
     for number, packet in enumerate(source.packets()):
-        if packet.is_corrupt and not _is_a_join(source, table, number):
+        # Where two MPEG-TS recordings were joined, their packet counters differ, and ffmpeg assumes lost packets.
+        soon = slice(number + 1, number + 1 + _PACKETS_TO_JOIN)
+        if packet.is_corrupt and not (source.container_name == "mpegts" and table.is_key[soon].any()):
             is_last = number + 1 == len(table.pts)
             raise (TruncatedVideo if is_last else CorruptVideo)(source.path, f"data of packet {number} is lost")
         reached_key = reached_key or packet.is_keyframe
@@ -346,14 +348,6 @@ def _decode_all(source: VideoSource, table: FrameTable) -> Iterator[VideoFrame]:
             has_begun = has_begun or frame.key_frame
             if has_begun:
                 yield frame
-
-
-def _is_a_join(source: VideoSource, table: FrameTable, number: int) -> bool:
-    """Return whether packet ``number`` is marked as corrupt only because two MPEG-TS recordings were joined there.
-
-    The packet counters of the two recordings differ, so ffmpeg assumes that packets were lost.
-    """
-    return source.container_name == "mpegts" and bool(table.is_key[number + 1 : number + 1 + _PACKETS_TO_JOIN].any())
 
 
 def _order_and_seconds(source: VideoSource, times: list[int | None], table: FrameTable) -> tuple[IntArray, Seconds]:

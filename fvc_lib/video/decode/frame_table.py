@@ -6,6 +6,7 @@ be used for that: they are wrong for many files. A count of decoded frames is wr
 
 import re
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -260,10 +261,6 @@ def _is_idr(packet: memoryview, extradata: bytes) -> bool:
     return False
 
 
-def _vp8_is_hidden(data: memoryview) -> bool:
-    return not data[0] & 0x10  # RFC 6386, 9.1: show_frame
-
-
 def _vp9_is_hidden(data: memoryview) -> bool:
     """Return whether a VP9 packet yields no visible frame.
 
@@ -278,4 +275,7 @@ def _vp9_is_hidden(data: memoryview) -> bool:
 
 
 # By codec: a function that returns whether a packet is only a reference for other frames and never shown.
-_HIDDEN_PACKETS = {"vp8": _vp8_is_hidden, "vp9": _vp9_is_hidden}
+_HIDDEN_PACKETS: dict[str, Callable[[memoryview], bool]] = {
+    "vp8": lambda data: not data[0] & 0x10,  # RFC 6386, 9.1: show_frame
+    "vp9": _vp9_is_hidden,
+}
