@@ -174,7 +174,7 @@ def write_run_report(run: RunPaths) -> None:
     _write(
         run.report_html, f"FVC {run.run_id}", sections, plotly=run.root.parent.parent / PLOTLY_FILE, headline=headline,
         notes=notes, videos="" if headline.earlier else videos_html(run), provenance=provenance_html(run),
-        parameters=_parameter_tables(run), run_facts={name: value for name, value in facts.items() if value},
+        parameters=_parameter_rows(run), run_facts={name: value for name, value in facts.items() if value},
     )  # fmt: skip
 
 
@@ -232,28 +232,21 @@ def videos_html(run: RunPaths) -> Markup | str:
     return render("videos.html", data=Markup(data.replace("<", "\\u003c")), **values)
 
 
-def _parameter_tables(run: RunPaths) -> list[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
-    """Return ``(caption, headings, rows)`` of the parameters that differ from their defaults, and of all others.
+def _parameter_rows(run: RunPaths) -> list[tuple[str, object, object, str, bool]]:
+    """Return ``(name, value, default, meaning, whether the value differs from the default)`` of each parameter.
 
     Values are the effective ones where the run's configuration can be read.
     """
     recorded = run_parameters(run)
-    if not recorded:
-        return []
     shown = dict(recorded)
     with contextlib.suppress(FvcError, ValueError, ImportError):
         shown |= RunConfig.model_validate(recorded).effective_values()
-    rows: dict[bool, list[Sequence[object]]] = {True: [], False: []}
-    for name, value in recorded.items():
-        default = DEFAULTS.get(name)
-        default = list(default) if isinstance(default, tuple) else default
+    rows = []
+    for name in recorded.keys() & DEFAULTS.keys():
+        default = list(DEFAULTS[name]) if isinstance(DEFAULTS[name], tuple) else DEFAULTS[name]
         usual = "the model's" if name in OF_MODEL and not default else default
-        texts = [", ".join(map(str, of)) if isinstance(of, list) else str(of) for of in (shown[name], usual)]
-        rows[value != default].append((name, *texts, meaning(name) if name in DEFAULTS else ""))
-    heads = ("Parameter", "Value", "Default", "Meaning")
-    others = f"{count_text(len(rows[False]), 'parameter')} at the default"
-    first = f"{count_text(len(rows[True]), 'parameter')} of this run differ from the default."
-    return [(first, heads, rows[True]), (others, heads[:2] + heads[3:], [(*row[:2], row[3]) for row in rows[False]])]
+        rows.append((name, shown[name], usual, meaning(name), recorded[name] != default))
+    return sorted(rows, key=lambda row: list(DEFAULTS).index(row[0]))
 
 
 # --- Provenance
