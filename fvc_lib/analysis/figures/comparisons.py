@@ -84,7 +84,7 @@ def levels_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figu
         "over groups; hollow: undisturbed; line: its value",
         rows, names="Disturbance", values=_NAME,
     )  # fmt: skip
-    return drawn.add_vline(x=before["value"], line={"color": theme.NEUTRAL, "width": 1}, layer="between")
+    return drawn.add_vline(x=before["value"], line={"color": theme.NEUTRAL, "width": 1}, layer="above")
 
 
 # --- Detectors: quality against cost
@@ -121,7 +121,7 @@ def cost_figure(comparison: DetectorComparison, cost: str = "milliseconds_per_cl
         point = theme.add_line(drawn, [detector.cost[cost]], [value], detector.name, color, **look)
         if value is not None and low is not None and high is not None:
             point.error_y = theme.error_bar([value], [low], [high], color)
-    drawn.add_hline(y=0.5, line={"color": theme.CONTROL, "width": 1, "dash": "dash"}, layer="between")
+    drawn.add_hline(y=0.5, line={"color": theme.CONTROL, "width": 1, "dash": "dash"}, layer="above")
     drawn.update_xaxes(title_text=_COSTS[cost], type="log")
     return drawn.update_yaxes(title_text=_NAME).update_layout(legend=theme.LEGEND_BELOW)
 

@@ -188,7 +188,7 @@ def interval_chart(
     if chance is not None:
         ends = [end for row in rows for end in (row.value, row.low, row.high) if end is not None]
         drawn.update_xaxes(range=[min([*ends, chance - 0.1]) - 0.03, 1.03])
-        drawn.add_vline(x=chance, line={"color": NEUTRAL, "width": 1, "dash": "dash"}, layer="between")
+        drawn.add_vline(x=chance, line={"color": NEUTRAL, "width": 1, "dash": "dash"}, layer="above")
     return drawn.update_layout(showlegend=False, margin={"r": 170})
 
 
