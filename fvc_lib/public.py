@@ -163,7 +163,10 @@ def evaluate(
 
     given = np.asarray(labels)
     if given.dtype.kind in "UO":
-        given = np.array([{"real": 0, "fake": 1}.get(str(label).lower(), label) for label in given.ravel().tolist()])
+        numbers = [{"real": 0, "fake": 1}.get(str(label).lower(), label) for label in given.ravel().tolist()]
+        if wrong := [label for label in numbers if label not in (0, 1)]:
+            raise UsageError(f"labels: got {wrong[0]!r}, wanted 0 or 'real', and 1 or 'fake'.")
+        given = np.array(numbers)
     try:
         checked = check_labels(given if given.dtype.kind in "biuf" else given.astype(np.float64))
         values = check_scores(scores, len(checked))

@@ -128,7 +128,7 @@ def _refuse(name: str, bad: pl.DataFrame, problem: str) -> None:
     """
     if bad.height:
         row, video = bad.select("row", "video_id").row(0)
-        raise DataError(f"{name} row {row}, video {video!r}: {problem}; {bad.height:,} rows have this problem.")
+        raise DataError(f"{name} row {row}, video {video!r}: {problem}; rows with this problem: {bad.height:,}.")
 
 
 def _cells(table: LabelTable) -> pl.DataFrame:

@@ -725,7 +725,7 @@ def what_to_do(control: Score) -> str:
     if control.source in _REMEDIES and control.low is not None and control.low <= CHANCE_AUC:
         return (
             f"{source_name(control.source)} is not shown to be above chance itself, so other or matched videos would "
-            "not help: the model tells too little, or the videos are too few."
+            "not help. Give more groups, whose number the intervals depend on, or another model."
         )
     return _REMEDIES.get(control.source, "")
 

@@ -74,7 +74,7 @@ CSV, LINES, PAGE = PREDICTED = ("predictions.csv", "predictions.jsonl", "predict
               help="Time limit for all maps of where videos look fake; 0: no maps.")  # fmt: skip
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Videos decoded at once. Without: one per core.")
 @click.option("--pages", type=click.IntRange(min=-1), default=50, show_default=True, metavar="N",
-              help="Number of judged videos that get a page with evidence; 0: none, -1: all.")  # fmt: skip
+              help="Number of videos that get a page of evidence; 0: none (as with --json), -1: all.")  # fmt: skip
 @click.option("--allow-code", is_flag=True, help="Run the code of a bundle's own network or crop: read it first.")
 @click.option("--folder-is-case", is_flag=True, help="Videos in one folder are a case: they get a verdict together.")
 @click.option("--final", is_flag=True, help="Ask the run's one network of all groups (train_final), not the folds'.")
@@ -164,6 +164,7 @@ def predict(
     if shard is not None and (executor == "slurm" or out is None):
         raise UsageError("--shard: is what a job does; leave --executor out, and name the shards' folder with --out.")
     part, given = None if shard is None else Shard.named(shard), _given(context)
+    pages = 0 if as_json and "pages" not in given else pages  # a script waits for the answer
     options = [text for name in given if name not in _OF_THIS_CALL for text in given[name]]
     found = find_model(runs_dir, model)
     detector = load_detector(found, allow_code=allow_code, final=final)  # refused before anything is written
