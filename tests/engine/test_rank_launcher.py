@@ -34,7 +34,7 @@ from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 paths, config = RunPaths(Path(sys.argv[1])), RunConfig.model_validate_json(sys.argv[2])
-train_fold(paths, config, 0, metric_log=NoMetrics(), progress=lambda done, planned: print(done, flush=True))
+train_fold(paths, config, 0, metric_log=NoMetrics(), progress=lambda done, *_: print(done, flush=True))
 """
 
 
@@ -61,7 +61,7 @@ def test_a_wish_to_stop_reaches_the_ranks_also_before_they_listen(tmp_path, list
             tmp_path, "stops when asked", stop=lambda: bool(steps) or not listening,
             progress=lambda *step: steps.append(step),
         )  # fmt: skip
-    assert steps == [(3, 10)] * listening
+    assert steps == [(3, 10, "", "")] * listening
 
 
 SRUN = """#!/bin/sh

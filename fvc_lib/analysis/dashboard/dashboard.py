@@ -210,4 +210,4 @@ def dashboard(runs_dir: Path | str, run: str | None = None) -> Dashboard:
 
 
 def _as_json(bundle: Bundle) -> str:
-    return json.dumps({**bundle, "image/png": ""}, cls=PlotlyJSONEncoder)
+    return json.dumps({**bundle, "image/png": ""}, cls=PlotlyJSONEncoder, sort_keys=True)
