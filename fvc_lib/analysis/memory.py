@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from scipy import stats
 
 from fvc_lib.analysis.read.queries import ask
 from fvc_lib.analysis.read.runs import Answer
@@ -210,6 +209,8 @@ def judged_growth(epochs: Numbers, used_mb: Numbers) -> tuple[int, float | None,
     if epochs.size < MIN_EPOCHS:
         return epochs.size, None, None, "too few epochs"
     x, y = epochs[1:], used_mb[1:]
+    from scipy import stats  # two thirds of a second to load, in every notebook with figures
+
     slope = float(stats.theilslopes(y, x).slope)
     enough = max(MIN_MB_PER_EPOCH, MIN_GROWN_SHARE * float(np.max(used_mb)) / float(epochs[-1] - epochs[0]))
     # Both halves must grow: after a single jump, the line over all epochs rises, but one half is flat.

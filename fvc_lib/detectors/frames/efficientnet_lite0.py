@@ -55,7 +55,7 @@ class _Convolution(nn.Conv2d):
         if height % 2 or width % 2:  # the convolution itself pads both ends alike, which saves a copy
             features = F.pad(features, (width // 2, width - width // 2, height // 2, height - height // 2))
             height = width = 0
-        return F.conv2d(features, self.weight, None, self.stride, (height // 2, width // 2), groups=self.groups)
+        return F.conv2d(features, self.weight, self.bias, self.stride, (height // 2, width // 2), groups=self.groups)
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
