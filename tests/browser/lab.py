@@ -160,8 +160,9 @@ class LabNotebook:
         self.page.wait_for_function("() => !document.querySelector('.lm-TabBar-tab.lm-mod-current.jp-mod-dirty')")
         return nbformat.read(self.file, as_version=4)
 
-    def fingerprints(self) -> list[str]:
-        """Return the shapes of all marks of each figure: equal exactly when it shows the same."""
+    def fingerprints(self, number: int = 0) -> list[str]:
+        """Return the shapes of all marks of each figure, once ``number`` are drawn: equal if they show the same."""
+        self.page.wait_for_function(f"number => ({_FINGERPRINTS})().length >= number", arg=number, polling=200)
         return self.page.evaluate(_FINGERPRINTS)
 
     def wait_for_change(self, before: list[str]) -> list[str]:

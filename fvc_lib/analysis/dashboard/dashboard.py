@@ -7,6 +7,7 @@ contains the same figures, drawn for the default choice. The modules ``fvc_lib.a
 import asyncio
 import importlib.util
 import json
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from fvc_lib.analysis.read.queries import Selection, default_metrics, default_se
 from fvc_lib.analysis.read.runs import run_labels, run_status
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.run_paths import list_runs
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, list_runs
 
 LIVE_SECONDS = 5.0
 NO_RESULT = "The chosen run has no result yet: figures appear here as soon as it trains."
@@ -56,7 +57,9 @@ class Dashboard:
         if importlib.util.find_spec("ipywidgets"):  # of the extra ``workbench``; without, the panels alone
             view = self.make_widgets()
             show_bundle({**view._repr_mimebundle_(), "text/plain": repr(self)})
-        bundles = [panel.bundle(self.selection, with_still=True) for panel in self._panels]
+        # In JupyterLab some figures of one cell would be shown as their still pictures, which answer to no control.
+        is_headless = ATTEMPT_VARIABLE in os.environ
+        bundles = [panel.bundle(self.selection, with_still=is_headless) for panel in self._panels]
         if not any(PLOTLY in bundle for bundle in bundles):
             show_bundle({"text/plain": NO_RESULT})  # the empty displays after it fill when there is one
         for bundle in bundles:
