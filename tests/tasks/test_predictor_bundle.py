@@ -199,7 +199,7 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_written(picture_home
     with pytest.raises(UsageError, match="not finished"):
         predictor_of(copy)
     done = predict_in(out, bundle, tmp_path / "gone.png")  # no file can be read
-    assert done.exit_code == 3, done.output
+    assert (done.exit_code, f"error: {tmp_path / 'gone.png'}: " in done.stderr) == (3, True), done.output
     assert "gone.png" in rows_of(out)[0]["failure"]
 
 

@@ -164,4 +164,4 @@ def test_predict_answers_first_without_a_notebook_and_its_page_leads_to_the_evid
     assert 'href="videos/0001_new.html"' in (out / "verdicts.html").read_text()
     assert "manifest (C2PA)" in (out / "videos" / "0001_new.html").read_text()
     alone = CliRunner().invoke(main, ["predict", str(run.root), str(broken), "--out", str(tmp_path / "alone")])
-    assert alone.exit_code == 3
+    assert (alone.exit_code, alone.stdout, f"error: {broken}: " in alone.stderr) == (3, "", True)

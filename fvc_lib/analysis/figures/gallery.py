@@ -217,7 +217,8 @@ def mistakes_gallery(
     wrong = predictions.filter((score >= threshold) != (pl.col("label") == "fake"))
     worst = wrong.sort((score - threshold).abs(), "video_id", descending=[True, False]).head(count)
     rows = worst.join(index.select("video_id", "path"), on="video_id", maintain_order="left")
-    line = pl.format("{}, scored {}, threshold {}, fold {}", "label", score.round(3), threshold.round(3), "fold")
+    rounded = (value.round(3).map_elements("{:.3f}".format, pl.String) for value in (score, threshold))
+    line = pl.format("{}, scored {}, threshold {}, fold {}", "label", *rounded, "fold")
     rows = rows.with_columns(title="path", lines=pl.concat_list(line))
     caption = f"{wrong.height:,} of n = {predictions.height:,} videos are decided wrongly; the worst {rows.height} are"
     return Gallery(cards_of(rows, _strip_of(read_clip)), f"{caption} shown")

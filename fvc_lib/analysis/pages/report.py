@@ -225,7 +225,7 @@ def videos_html(run: RunPaths) -> Markup | str:
     strips = dict(pictured.frame.select("video_id", "jpeg_base64").iter_rows())
     frames = {place: strips[video] for place, video in enumerate(shown["video_id"]) if video in strips}
     path, group = (pl.col(name).map_elements(clean_text, pl.String) for name in ("path", "group_id"))
-    numbers = pl.col("score", "score_std", "threshold").round(4)
+    numbers = pl.col("score", "score_std", "threshold").round(3)
     rows = shown.select(path, "label", numbers, "fold", group, pl.col("is_right").cast(pl.Int8)).rows()
     data = json.dumps({"rows": rows, "frames": frames, "page": PAGE_ROWS}, separators=(",", ":"))
     values = {"notes": notes, "num_frames": len(frames), "page_rows": PAGE_ROWS, "columns": _VIDEO_COLUMNS}

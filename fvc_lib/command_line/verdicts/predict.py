@@ -196,12 +196,15 @@ def predict(
     elif executor == "slurm":
         _submit(stage, cases, folder, written, command, go_on, is_dry=dry_run)
     else:
-        shown = redirect_stdout(sys.stderr) if as_json else nullcontext()
+        shown, trouble = redirect_stdout(sys.stderr) if as_json else nullcontext(), ""
         with shown, _folder_taken(folder, cases, written, go_on), stop_on_signals():
             if one_network is not None:
-                _predict_files(one_network, files, folder, find)
+                trouble = _predict_files(one_network, files, folder, find)
             elif isinstance(detector, VideoDetector):
-                _judge_files(detector, cases, rule, folder, jobs or 0, pages, map_minutes)
+                trouble = _judge_files(detector, cases, rule, folder, jobs or 0, pages, map_minutes)
+        if trouble:
+            others = f" None of the {len(files):,} files could be read; the others: {folder / written[0]}"
+            raise DataError(trouble + others * (len(files) > 1))
         if as_json:
             lines = (folder / written[1]).read_text(encoding="utf-8").splitlines()
             print_json({"folder": folder, "files": list(map(json.loads, lines))})
@@ -249,7 +252,7 @@ def _judge_files(
     workers: int,
     num_pages: int,
     map_minutes: float,
-) -> None:
+) -> str:
     """Judge ``files`` and print the verdicts, then write the pages.
 
     Args:
@@ -261,8 +264,11 @@ def _judge_files(
         num_pages: number of files with a page of their own; -1: all.
         map_minutes: time limit in minutes for the maps of all pages together.
 
+    Returns:
+        An empty text. If no video could be read: the path of the first and why. Then nothing is printed, but the tables
+        and the page are written.
+
     Raises:
-        DataError: no video could be read; the tables and the page are written nevertheless.
         FvcError: as in ``VideoDetector.findings``.
         OSError: the folder cannot be written.
     """
@@ -270,14 +276,14 @@ def _judge_files(
 
     with _progress("videos", len(files)) as report:
         verdicts = judge_files(detector, files, rule, folder, workers=workers, progress=report)
-    for row in islice(verdicts.rows(), _SHOWN):
-        click.echo(clean_text(verdict_line(row)))
+    lines = [clean_text(verdict_line(row)) for row in islice(verdicts.rows(), _SHOWN)]
     if len(files) > _SHOWN:
-        click.echo(f"and {len(files) - _SHOWN:,} more")
+        lines.append(f"and {len(files) - _SHOWN:,} more")
     worth = detector.standing.sentences[:1] if rule.withheld else []
     answer = [verdicts.answer(), *worth, *verdicts.limits]
-    for sentence in answer[len(files) == 1 :]:
-        click.echo(f"  {sentence}")
+    lines += [f"  {sentence}" for sentence in answer[len(files) == 1 :]]
+    is_read = verdicts.counts[UNREAD] < len(files)
+    click.echo("\n".join(lines * is_read), nl=is_read)
     from fvc_lib.command_line.verdicts.pages import write_overview, write_video_pages
 
     with _progress("pages", len(files) if num_pages < 0 else min(num_pages, len(files))) as report:
@@ -286,9 +292,10 @@ def _judge_files(
     write_overview(page, verdicts, pages)
     shown = folder / next(iter(pages.values())) if len(pages) == 1 else page
     write_text(folder / ANSWER, "\n".join([*answer, ""]))
+    if not is_read:
+        return clean_text("{path}: {failure}".format(**verdicts.table.row(0, named=True)))
     click.echo(f"  page          {shown}\n  tables        {folder}")
-    if verdicts.counts[UNREAD] == len(files):
-        raise DataError(f"of {count_text(len(files), 'video')} none could be read; the reasons: {page}")
+    return ""
 
 
 def verdict_line(row: Mapping[str, Any]) -> str:
@@ -382,7 +389,7 @@ def _predict_files(
     files: Sequence[Path],
     folder: Path,
     find: "Callable[[list[Path]], Generator[Finding]]",
-) -> None:
+) -> str:
     """Apply a model to ``files``, write two tables and a page into ``folder``, and print the first 20 answers.
 
     A journal in ``folder`` stores the findings on a file at once, so that a later call can continue a killed one. The
@@ -394,8 +401,10 @@ def _predict_files(
         folder: the folder for everything that is written.
         find: the function that ``_finder`` returns.
 
+    Returns:
+        As ``_judge_files``.
+
     Raises:
-        DataError: no file could be read; the tables and the page are written nevertheless.
         FvcError: as in ``Predictor.findings``.
         OSError: the folder cannot be written.
     """
@@ -434,6 +443,8 @@ def _predict_files(
         folder / PAGE, f"Predictions by {predictor.name}", summary, (*worth, *notes), cards, num_read, failures,
         is_shown=predictor.standing.standing == "above control",
     )  # fmt: skip
+    if not num_read:
+        return clean_text("{}: {}".format(*failures[0]))
     if len(files) > _SHOWN:
         lines.append(f"and {len(files) - _SHOWN:,} more")
     if num_resumed:
@@ -441,8 +452,7 @@ def _predict_files(
     for line in (*lines, *worth, *notes):
         click.echo(f"  {clean_text(line)}")
     click.echo(f"  page          {folder / PAGE}\n  tables        {folder}")
-    if not num_read:
-        raise DataError(f"of {count_text(len(files), word)} none could be read; the reasons: {folder / PAGE}")
+    return ""
 
 
 def _finder(

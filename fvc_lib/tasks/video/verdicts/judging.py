@@ -319,7 +319,10 @@ def _concluded(answer: str, rule: Rule, unfamiliar: Sequence[str] = ()) -> tuple
     """
     against = [WITHHELD, *unfamiliar] if rule.withheld else list(unfamiliar)
     if answer == UNDECIDED:
-        against.append("Among the run's videos such scores are found of reals and of fakes alike, or of neither.")
+        against.append(
+            "This score does not tell real from fake: among the run's videos, both reals and fakes score like this, or "
+            "hardly any video does."
+        )
     if against:
         return UNDECIDED, against
     rate, other = (rule.called_fake, REAL) if answer == FAKE else (rule.called_real, FAKE)

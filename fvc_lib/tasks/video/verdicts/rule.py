@@ -186,7 +186,7 @@ def rule_sentences(known: KnownVideos, rule: Rule) -> Iterator[str]:
         f"On the run's own {known.tested.height:,} tested videos, compared with the videos of other groups: "
         f"{percent(rates.called_fake)} of the reals called fake, {percent(rates.called_real)} of the fakes called "
         f"real, {percent(rates.undecided)} undecided ({reals:,} groups with reals, {fakes:,} with fakes, one vote per "
-        "group)."
+        "group). The report has other rates: it counts videos, and calls each fake or real by its fold's threshold."
     )
     for answer, groups in zip((FAKE, REAL), rates.num_groups, strict=True):
         if answer not in telling:
