@@ -43,6 +43,7 @@ def test_numbers_carry_units_and_missing_ones_say_so() -> None:
     ]
 
 
+@pytest.mark.fault(41)
 def test_an_error_while_something_is_only_shown_stands_in_its_place(capsys):
     with only_shows():
         raise duckdb.OutOfMemoryException("Out of Memory Error: failed to allocate <1 GB>")

@@ -71,6 +71,7 @@ def corpus(videos: Path, indexed: SimpleNamespace, tmp_path: Path) -> Path:
     return Path(shutil.copytree(videos, tmp_path / "corpus"))
 
 
+@pytest.mark.fault(31)
 def test_every_video_is_described(videos: Path, indexed: SimpleNamespace) -> None:
     assert indexed.index.height == 6
     assert indexed.index["video_id"].is_sorted()
@@ -315,6 +316,17 @@ from pathlib import Path
 from tests.corpus.indexing import index_of
 index_of(Path(sys.argv[1]), Path(sys.argv[2]), workers=2)
 """
+
+
+@pytest.mark.fault(14)
+def test_a_video_that_may_not_be_read_is_a_row_with_the_remedy(corpus: Path, tmp_path: Path) -> None:
+    (corpus / "real/clip0.mp4").chmod(0)
+    as_user = [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]  # root reads all
+    command = [*as_user, sys.executable, "-c", INDEXING, str(corpus), str(tmp_path)]
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
+    (row,) = read_table(tmp_path / "rejected.parquet", REJECTED).iter_rows(named=True)
+    assert (row["path"], row["reason"]) == ("real/clip0.mp4", "unreadable")
+    assert re.search(r"(?i)permission denied.*chmod u\+r", row["detail"])
 
 
 def stored(folder: Path) -> list[str]:
