@@ -93,7 +93,7 @@ def group_interval(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, metr
     root of that mean square. For a metric with two finite bounds they are computed on the logit scale. For an AUC the
     variance is nearly that of N. A. Obuchowski, "Nonparametric analysis of clustered ROC curve data", Biometrics 53
     (1997). The two differ with few groups of uneven sizes, where Obuchowski's intervals are too narrow
-    (docs/measurements.md has the simulated coverage).
+    (the documentation's page Measurements has the simulated coverage).
 
     The largest and the least possible value do not vary between half-samples, so t times s would be 0. For a metric in
     [0, 1], the value 1 gets the lower end b = (1 - confidence) ** (1 / n), and the value 0 the upper end 1 - b. At a

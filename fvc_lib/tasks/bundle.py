@@ -5,7 +5,7 @@ SHA-256 of every other file. A task, such as ``video`` or ``image``, adds a sect
 files. An ensemble has a bundle of each member in ``members/``.
 
 A bundle is read as if a stranger had made it: every file must match its digest, and nothing is unpickled. Code in the
-bundle runs only where the caller allows it (``docs/bundle.md``).
+bundle runs only where the caller allows it.
 """
 
 import re

@@ -20,7 +20,7 @@ from fvc_lib.corpus.copies.perceptual_hash import SamePictures
 from fvc_lib.corpus.probing import IMAGE_FILES, VIDEO_FILES, probe_files
 from fvc_lib.corpus.protocols import training_rows
 from fvc_lib.metrics.intervals import Interval
-from fvc_lib.services.config import RunConfig
+from fvc_lib.services.config import RESCALE_RATE, RunConfig
 from fvc_lib.services.tables import LEAKAGE_AUDIT, check_table, frame_of
 from fvc_lib.services.tasks import OFFICIAL
 from fvc_lib.tasks.video import controls
@@ -227,10 +227,16 @@ def _metadata_carriers(
     yield "metadata_carriers", None, whole, found, None
     size = controls.auc_within_folds(scored(controls.SIZE_AND_RATE), config)
     if not config.rescale and size.value >= _CARRIES_AUC and size.low > 0.5:
-        found = (
-            f"Frame size and rate alone predict the labels: AUC {_interval(size)}; -p rescale 480 brings every video "
-            "to one height and one rate (docs/numbers.md)."
-        )
+        side, rate = index.select(pl.min_horizontal("width", "height").min(), pl.min("frames_per_second")).row()
+        rows = min(480, side // 2 * 2)  # enlarged pictures and repeated frames would give the labels away again
+        remedy = f"-p rescale {rows} brings all to {rows} rows and {RESCALE_RATE} frames a second, and enlarges none"
+        if side < 16 or (rate is not None and rate < RESCALE_RATE):
+            remedy = (
+                f"rescale does not help: the smallest side is {side} pixels, the lowest rate {rate or 0:.3g} frames a "
+                f"second, and rescale gives at least 16 rows and {RESCALE_RATE} frames a second. "
+                "-p protocol metadata_matched tests videos alike in codec, size and length"
+            )
+        found = f"Frame size and rate alone predict the labels: AUC {_interval(size)}. To do about it: {remedy}."
         yield "size_and_rate", None, size.value, found, None
 
 

@@ -455,8 +455,8 @@ class OpenTraining(Generic[R]):
         if begun_with and begun_with != kind.identity:
             raise UsageError(
                 f"num_ranks {self._ranks.size}: the ranks would train {kind.identity}, and the notebook that began "
-                f"them has {begun_with}. They know what is in files alone: put it into one (docs/architecture.md) and "
-                "restart the notebook, or train with num_ranks 1."
+                f"them has {begun_with}. They know what is in files alone: put it into one, give it as -p model "
+                "my_net.py:MyNet, and restart the notebook; or train with num_ranks 1."
             )
         if ranks is None and config.num_ranks > 1:
             self._whole = self._of_ranks

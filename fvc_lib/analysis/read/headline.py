@@ -77,8 +77,8 @@ _MORE_REALS = (
 _REMEDIES = {
     METADATA_ONLY: (
         "To do about it: train and test on videos alike in codec, size and length (-p protocol metadata_matched); or "
-        "measure re-encoded videos (-p canonical true) or rescaled ones (-p rescale 480); or add reals with the "
-        "metadata of the fakes."
+        "measure re-encoded videos (-p canonical true) or rescaled ones (-p rescale ROWS, no more than the smallest "
+        "video has); or add reals with the metadata of the fakes."
     ),
     LENGTH_ONLY: (
         "To do about it: train and test on videos of alike lengths (-p protocol length_matched); or add reals as long "

@@ -73,8 +73,8 @@ def near_duplicate_links(
     3`` bits.
 
     The search takes about 1.5 KiB of memory per video, in addition to the hashes. Time grows with the number of videos
-    to the power of about 1.4 (``docs/measurements.md``), and linearly with the number of copies of one video. Videos
-    that share only one frame take about 30 nanoseconds per pair.
+    to the power of about 1.4 (documentation, page Measurements), and linearly with the number of copies of one video.
+    Videos that share only one frame take about 30 nanoseconds per pair.
 
     Args:
         hashes: texts of ``perceptual_hash``; ``None`` (no hash) matches nothing. Their order decides which pairs are

@@ -349,7 +349,7 @@ def begin_interactive(run: RunPaths, stage: str, fold: int | None, config: RunCo
     """
     if is_worked_on(run.root):
         raise UsageError(
-            f"{run.run_id} is being worked on by run_notebooks.py, and two writers would spoil it. Wait until it is "
+            f"{run.run_id} is being worked on by another command, and two writers would spoil it. Wait until it is "
             f"done ({command_text('status', run.root)}), or name another run in run_dir."
         )
     if fold is not None and not 0 <= fold < config.num_trainings:

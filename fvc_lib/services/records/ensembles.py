@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fvc_lib.services.atomic_files import content_hash, path_from_text
-from fvc_lib.services.errors import DataError
+from fvc_lib.services.errors import DataError, command_text
 from fvc_lib.services.records.digests import PARAMS, read_document
 from fvc_lib.services.run_paths import ENSEMBLE_RECORD
 
@@ -122,7 +122,7 @@ def read_ensemble(folder: Path) -> EnsembleRecord:
     Raises:
         DataError: the record or a file is missing or damaged, or the record has another format.
     """
-    again = "Make the ensemble again: run_notebooks.py ensemble RUN RUN..."
+    again = f"Make the ensemble again: {command_text('ensemble', 'RUN', 'RUN...')}"
     try:
         record = EnsembleRecord.model_validate(read_document(folder / ENSEMBLE_RECORD))
     except ValidationError as error:
