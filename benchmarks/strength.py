@@ -84,13 +84,14 @@ def read_corpus(path: Path, config: RunConfig, without: Sequence[tuple[str, str]
         for column, value in without:
             index = index.filter(source_expression(index, column).ne_missing(value))
         root = path if path.is_dir() else path.parent
-        source: Any
-        if config.of_features == "forensic":
+        source: Any = None
+        forensic: Any = None
+        if config.of_features in ("forensic", "both"):
             measured = Path(tables) / "features.parquet"
             measure_features(index, root, config.feature_families, config.cache_dir, measured)
             assert read_table(measured, FEATURES).height
-            source = classical.FeatureTable(forensic_features(measured, config), config)
-        else:
+            source = forensic = classical.FeatureTable(forensic_features(measured, config), config)
+        if config.of_features != "forensic":
             store = ClipStore.of(config)
             make_clips(store, index, root, 0, Path(tables) / "augmented.csv")
             made = made_clips(read_table(Path(tables) / "augmented.csv", AUGMENTED))
@@ -98,6 +99,8 @@ def read_corpus(path: Path, config: RunConfig, without: Sequence[tuple[str, str]
             source = with_features(store, made, config, device, begin=0.0, stop=lambda: False)
             if config.of_features:
                 source = classical.EmbeddedClips(source, config)
+            if forensic is not None:
+                source = classical.Views(source, forensic)
     index = index.filter([source.has(name, 0) for name in index["video_id"]]).sort("video_id")
     everything = index.select("video_id", "group_id", "label", fold=pl.lit(0, pl.Int64))
     return Corpus(path.parent.name if path.is_file() else path.name, index, source, everything)
@@ -142,7 +145,7 @@ def from_corpus_to_corpus(config: RunConfig, trained: Corpus, tested: Corpus) ->
         arrays = classical.fitted_arrays(
             config, trained.source, rows_to_fit(trained.everything, trained.source, config)
         )
-        logits = classical.model_of(config).logits(arrays, tested.source.of(rows))
+        logits = classical.logits_of(config, arrays, tested.source.of(rows))
     else:
         logits = train_network(config, trained.source, trained.everything, None)(tested.source, rows)
     return tested.everything.with_columns(score=pl.Series(logits))

@@ -137,7 +137,7 @@ def measure_side(name: str, model: Path, files: list[Path]) -> None:
     """In a process of its own: prints CPU seconds and scores as JSON."""
     torch.set_num_threads(1)
     detector = verdict_detector(model)
-    detector.networks.check()
+    detector.networks.load(detector.networks.folds)
     before = cpu_seconds()
     scores = sides(detector)[name](files)
     print(json.dumps({"cpu_seconds": cpu_seconds() - before, "scores": scores}))

@@ -351,7 +351,7 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
             packages = DETECTORS.get(config.model).packages
             if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
                 raise UsageError(f"model {config.model!r} needs {', '.join(missing)}, which is not installed.")
-            if config.of_features == "embedding":
+            if config.of_features != "forensic":
                 refuse_random_trunk(config)
                 _try_network(config)
         elif config.task == DEFAULT_TASK:

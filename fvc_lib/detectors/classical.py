@@ -324,7 +324,12 @@ def refuse_settings(config: RunConfig) -> None:
         "head": config.head,
         "wavelet_bands": config.wavelet_bands,
     }
-    if config.of_features == "embedding":
+    if config.of_features == "both" and config.self_blended:
+        raise UsageError(
+            "self_blended: pseudo-fakes are made of frames, and have no forensic features. Add -p views frames, or "
+            "leave self_blended out."
+        )
+    if config.of_features != "forensic":
         per_frame = DETECTORS.get(config.model).estimator.per_frame
         wrong |= {
             "tune": config.tune not in ("", "head"), "l2_normalise": config.l2_normalise,

@@ -1,13 +1,18 @@
-"""``probe:TRUNK``: a logistic regression on the features and intermediate activations of a frozen network.
+"""``probe:TRUNK``: logistic regressions on the activations of a frozen network, and on forensic features.
 
-The trunk is any registered network with published weights. A frame is described by the trunk's output, and by the mean
-and standard deviation over the picture of every channel at several depths (the ends of stages). Early stages hold
-traces of encoding and generation that the output no longer shows. The features of a video are means over its frames.
-Of a trunk that takes whole clips, the output alone is used.
+A view is a kind of features. Each view of ``RunConfig.views`` has a logistic regression of its own:
 
-The regression has a fixed penalty, and is fitted to all videos of the training part; none is set aside to choose
-settings. Frames are cropped to the middle square of the picture, because black bars around the complete picture would
-tell the model the aspect ratio.
+* ``frames``: features of the trunk, any registered network with published weights. A frame is described by the trunk's
+  output, and by the mean and standard deviation over the picture of every channel at several depths (the ends of
+  stages). Early stages hold traces of encoding and generation that the output no longer shows. The features of a video
+  are means over its frames. Of a trunk that takes whole clips, the output alone is used.
+* ``pixels``: forensic features of pixels at native resolution, such as noise residuals and block effects.
+* ``coding``: forensic features of the coded stream, such as packet sizes and motion vectors.
+
+The logit of a video is the weighted mean over views. A weight is inversely proportional to the standard deviation of
+the view's held-out logits, so every view has the same influence. The regressions have a fixed penalty, and are fitted
+to all videos of the training part; none is set aside to choose settings. Frames are cropped to the middle square of the
+picture, because black bars around the complete picture would tell the model the aspect ratio.
 """
 
 from collections.abc import Callable, Sequence
@@ -147,7 +152,8 @@ def on_trunk(trunk: DetectorSpec, wrap: Callable[[Any, TrunkOptions], Any], **fi
     def build(options: TrunkOptions) -> Any:
         return wrap(build_trunk(replace(options, name=trunk.name)), options)
 
-    return replace(trunk, build_trunk=build, of_name=None, of_features="embedding", tune="head", **fields)
+    own = {"of_features": "embedding", **fields}
+    return replace(trunk, build_trunk=build, of_name=None, tune="head", **own)
 
 
 def published_on(recipe: DetectorSpec, trunk: DetectorSpec, wrap: Callable[[Any, TrunkOptions], Any]) -> DetectorSpec:
@@ -191,6 +197,7 @@ def _of_trunk(name: str) -> DetectorSpec:
         num_frames=_NUM_FRAMES if of_frames else spec.num_frames,
         frame_fit="crop" if spec.frame_fit == "letterbox" else spec.frame_fit,
         estimator=PROBE,
+        of_features="both",
     )
 
 
@@ -207,7 +214,7 @@ DETECTORS.register(
         normalisation="the trunk's",
         micro_batch=2,
         of_name=_of_trunk,
-        of_features="embedding",
+        of_features="both",
     )
 )
 

@@ -195,6 +195,10 @@ class RunConfig(BaseModel):
         "all", "weights", "families of forensic features, or all: A,B", _VIDEO, neutral="all",
         stages=(FORENSIC_FEATURES,),
     )  # fmt: skip
+    views: Annotated[str, matching("frames(,pixels)?(,coding)?", "frames, then pixels or coding or both")] = field(
+        "frames,pixels,coding", "weights", "features a probe sees: of a trunk, and forensic ones of pixels and coding",
+        _VIDEO, neutral="frames,pixels,coding",
+    )  # fmt: skip
 
     # Training
     model: Annotated[str, NameIn(DETECTORS)] = field(
@@ -362,8 +366,13 @@ class RunConfig(BaseModel):
 
     @property
     def of_features(self) -> str:
-        """Return the kind of features that the model takes: ``forensic`` or ``embedding``; empty if it takes clips."""
-        return DETECTORS.of_features(self.model) if self.task == DEFAULT_TASK else ""
+        """Return the kind of features that the model takes; empty if it takes clips.
+
+        ``forensic``: measured by stage 03b; ``embedding``: computed by a frozen trunk from clips; ``both``: those of a
+        probe with more ``views`` than frames.
+        """
+        kind = DETECTORS.of_features(self.model) if self.task == DEFAULT_TASK else ""
+        return "embedding" if kind == "both" and self.views == "frames" else kind
 
     @property
     def num_copies(self) -> int:

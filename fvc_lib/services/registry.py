@@ -417,8 +417,8 @@ class DetectorSpec:
     tune: str = "all"  # trained parameters: head, norms, last:N, effort or all
     l2_normalise: bool = False  # whether each feature vector is brought to length 1
     of_name: Callable[[str], "DetectorSpec"] | None = None  # for a family: returns the declaration of one of its names
-    # The input in place of clips: ``forensic`` (the table of stage 03b) or ``embedding`` (a frozen trunk's features).
-    # Empty: it is a network.
+    # The input in place of clips: ``forensic`` (the table of stage 03b), ``embedding`` (a frozen trunk's features), or
+    # ``both``. Empty: it is a network.
     of_features: str = ""
     estimator: Any = None  # for a model on features: its ``detectors.classical.ClassicalModel``
 

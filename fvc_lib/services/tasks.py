@@ -150,9 +150,9 @@ class TaskSpec:
         return next(stage for stage in self.stages if stage.trains)
 
 
-def _is_forensic(config: Any) -> bool:
-    """Return whether the model in ``config`` takes forensic features (measured numbers) as input instead of clips."""
-    return bool(config.of_features == "forensic")
+def _takes_forensic(config: Any) -> bool:
+    """Return whether the model in ``config`` takes forensic features (measured numbers) as input."""
+    return config.of_features in ("forensic", "both")
 
 
 def _has_videos(config: Any) -> bool:
@@ -195,7 +195,7 @@ _VIDEO = TaskSpec(
             sharded=_has_videos,
             schemas=("AUGMENTED",),
             beside=_files("seen_clips"),
-            when=lambda config: not _is_forensic(config),  # such a model sees no clips
+            when=lambda config: bool(config.of_features != "forensic"),  # such a model sees no clips
             when_words="whose model sees clips",
         ),
         Stage(
@@ -205,7 +205,7 @@ _VIDEO = TaskSpec(
             _files("features"),
             sharded=_has_videos,
             schemas=("FEATURES",),
-            when=lambda config: config.forensic_features or _is_forensic(config),
+            when=lambda config: config.forensic_features or _takes_forensic(config),
             when_words="with -p forensic_features true, or whose model sees them",
         ),
         Stage(
@@ -218,7 +218,7 @@ _VIDEO = TaskSpec(
             trains=True,
             schemas=("PREDICTIONS",),
             report_rank=2,
-            needs_when={FORENSIC_FEATURES: _is_forensic},
+            needs_when={FORENSIC_FEATURES: _takes_forensic},
             beside=lambda run, fold: (run.validation_predictions(fold or 0),),
         ),
         Stage(
@@ -232,7 +232,7 @@ _VIDEO = TaskSpec(
             beside=_files("final_features"),
             when=lambda config: config.train_final,
             when_words="with -p train_final true",
-            needs_when={FORENSIC_FEATURES: _is_forensic},
+            needs_when={FORENSIC_FEATURES: _takes_forensic},
         ),
         Stage(
             KFOLD_RESULTS,

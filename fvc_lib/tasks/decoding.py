@@ -6,9 +6,9 @@ The clips are written to temporary files in the run's cache folder.
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from fvc_lib.services.atomic_files import path_from_text, path_to_text, process_
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.tasks.video.verdicts.untrusted import look
-from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_item, decode_limits, failure_of
+from fvc_lib.tasks.video.verdicts.untrusted import look, original
+from fvc_lib.video.clips.making import decode_item, decode_limits, failure_of
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 
 FILE_SECONDS = 60.0  # the time limit in seconds for an empty file; every megabyte adds one second
@@ -53,15 +53,22 @@ class DecodedFile:
         position: index of the file in the caller's list of files.
         failure: the reason why there is no clip; empty after success.
         lasts: whether another attempt would have the same result; False if the worker died or ran out of time.
+        forensic: forensic features by column, of the families that were asked for; without unknown values.
     """
 
     position: int
     failure: str = ""
     lasts: bool = True
+    forensic: Mapping[str, float] = field(default_factory=dict)
 
 
 def decoded_files(
-    store: ClipStore, files: Sequence[FileToScore], clips: Sequence[Path], *, workers: int = 0
+    store: ClipStore,
+    files: Sequence[FileToScore],
+    clips: Sequence[Path],
+    families: Sequence[str] = (),
+    *,
+    workers: int = 0,
 ) -> Generator[DecodedFile]:
     """Decode each of N video files into a new clip file, and yield one result per file.
 
@@ -71,6 +78,7 @@ def decoded_files(
         store: the clip store whose decode settings are used; nothing is written to it.
         files: the N videos.
         clips: the N clip files to write; ``clips[i]`` belongs to ``files[i]``.
+        families: names of families of forensic features to measure as well.
         workers: number of processes; 0: one per core.
 
     Raises:
@@ -78,13 +86,13 @@ def decoded_files(
         DataError: the user's crop function fails.
         FvcError: the decoding code was changed since it was imported here.
     """
-    items = [item_to_decode(store, file, clip) for file, clip in zip(files, clips, strict=True)]
+    items = [item_to_decode(store, file, clip, families) for file, clip in zip(files, clips, strict=True)]
     limits = decode_limits(store, workers, recipes=bool(store.recipe) or any(file.recipe for file in files))
-    with closing(run_isolated(DECODE_FUNCTION, items, **limits)) as answers:
+    with closing(run_isolated(f"{original.__module__}:{original.__name__}", items, **limits)) as answers:
         for answer in answers:
-            failure = failure_of(answer.value or {})
-            failure = f"the decoder gave up: {answer.detail}" if answer.failure else failure
-            yield DecodedFile(answer.position, failure, lasts=answer.failure is None)
+            value = answer.value or {}
+            failure = f"the decoder gave up: {answer.detail}" if answer.failure else failure_of(value)
+            yield DecodedFile(answer.position, failure, answer.failure is None, value.get("forensic", {}))
 
 
 def frames_of(config: RunConfig, root: Path, paths: Sequence[str]) -> dict[str, Pixels]:
@@ -107,8 +115,8 @@ def frames_of(config: RunConfig, root: Path, paths: Sequence[str]) -> dict[str, 
 
 
 def looked_at(
-    store: ClipStore, files: Sequence[Path], clips: Sequence[Path], *, workers: int = 0
-) -> Generator[tuple[int, ProbeResult, str]]:
+    store: ClipStore, files: Sequence[Path], clips: Sequence[Path], families: Sequence[str], *, workers: int = 0
+) -> Generator[tuple[ProbeResult, DecodedFile]]:
     """Probe ``files`` and decode them into ``clips``; each file is read only once (``untrusted.look``).
 
     To probe a file means to measure its facts, such as size, codec and perceptual hash.
@@ -117,16 +125,17 @@ def looked_at(
         store: the clip store whose decode settings are used; nothing is written to it.
         files: N video files.
         clips: N clip files to write.
+        families: names of families of forensic features to measure as well.
         workers: number of processes; 0: one per core.
 
     Yields:
-        ``(position, probe, failure)`` for every file as soon as it is decoded: its index in ``files``, the result of
-        probing, and the reason why there is no clip (empty after success).
+        ``(probe, decoded)`` for every file as soon as it is decoded: the results of probing and of decoding.
 
     Raises:
         OSError, DataError, FvcError: as ``decoded_files``.
     """
-    items = [item_to_decode(store, FileToScore(path, ()), clip) for path, clip in zip(files, clips, strict=True)]
+    pairs = zip(files, clips, strict=True)
+    items = [item_to_decode(store, FileToScore(path, ()), clip, families) for path, clip in pairs]
     limits = decode_limits(store, workers, recipes=bool(store.recipe))
     whole = limits["timeout_seconds"] + VIDEO_FILES.timeout_seconds
     least = whole if store.recipe or store.view.crop else FILE_SECONDS * store.view.clips
@@ -139,18 +148,21 @@ def looked_at(
             if answer.failure:
                 detail = f"the decoder gave up on this file: {answer.detail}. Re-encode it, or leave it out."
                 value = {"reason": answer.failure, "detail": detail}
-            yield answer.position, ProbeResult.read(path, value), failure_of(value)
+            decoded = DecodedFile(answer.position, failure_of(value), forensic=value.get("forensic", {}))
+            yield ProbeResult.read(path, value), decoded
 
 
-def item_to_decode(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:
-    """Return the argument for a worker function of ``video/clips/worker.py``.
+def item_to_decode(store: ClipStore, file: FileToScore, clip: Path, families: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the argument for a worker function of ``tasks/video/verdicts/untrusted.py``.
 
     Args:
         store: the clip store whose decode settings are used.
         file: the video to decode.
         clip: the clip file that the worker writes.
+        families: names of families of forensic features to measure as well.
     """
-    return decode_item(store, file.path, clip, file.content_sha256) | {"recipe": file.recipe}
+    item = decode_item(store, file.path, clip, file.content_sha256)
+    return item | {"recipe": file.recipe, "families": list(families)}
 
 
 @contextmanager

@@ -16,11 +16,13 @@ LITE0_CHANNELS = (16, 24, 40, 80, 112, 192, 320)
 
 def test_a_probe_sees_the_centre_of_four_frames():
     spec, trunk = DETECTORS.get("probe:efficientnet_lite0"), DETECTORS.get("efficientnet_lite0")
-    assert (spec.num_frames, spec.side, spec.frame_fit, spec.of_features) == (4, trunk.side, "crop", "embedding")
+    assert (spec.num_frames, spec.side, spec.frame_fit, spec.of_features) == (4, trunk.side, "crop", "both")
     assert trunk.frame_fit == "letterbox"
     modules = {"fvc_lib.detectors.probe", "fvc_lib.detectors.frames.efficientnet_lite0"}
     assert modules <= set(DETECTORS.declared_in(spec.name))
-    assert DETECTORS.of_features(spec.name) == "embedding"
+    assert DETECTORS.of_features(spec.name) == "both"
+    kinds = {views: RunConfig(model=spec.name, views=views).of_features for views in ("frames", "frames,coding")}
+    assert kinds == {"frames": "embedding", "frames,coding": "both"}
     with pytest.raises(UsageError, match="has no trunk"):
         DETECTORS.get("probe:forensic_boosting")
 

@@ -115,7 +115,7 @@ def test_a_run_has_the_stages_of_its_task_each_after_what_it_needs():
 
 def test_a_run_has_the_stage_of_features_where_it_is_asked_for_or_its_model_sees_them():
     training, features = stage_named("04"), stage_named("03b")
-    plain, asked = RunConfig(num_folds=2), RunConfig(num_folds=2, forensic_features=True)
+    plain, asked = (RunConfig(num_folds=2, views="frames", forensic_features=asked) for asked in (False, True))
     assert features.name not in [each.key for each in tasks_in_order(plain)]
     with pytest.raises(UsageError, match=r"03b_forensic_features is no stage of this run.*-p forensic_features true"):
         refuse_stage_of_another_task(plain, features)

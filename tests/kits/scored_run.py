@@ -73,10 +73,10 @@ def trained_run(
     write_table(folds, FOLDS, made.folds)
     made.params_yaml.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     with forked_workers():
-        if config.of_features == "forensic":
+        if config.of_features in ("forensic", "both"):
             root, cache = home / "corpus", home / "cache"
             assert not measure_features(index, root, families, cache, made.features, workers=1).failed
-        else:
+        if config.of_features != "forensic":
             store = ClipStore.of(config)
             assert not make_clips(store, index, home / "corpus", 0, made.augmented_metadata, workers=1).failed
     for fold in range(2):

@@ -178,7 +178,7 @@ def test_shuffled_labels_score_chance_by_group_and_the_audit_shows_what_rows_wou
 class BlendedFeatures:
     """Features of originals and pseudo-fakes, all different; the first two videos show no face."""
 
-    names, families, settings_hash = tuple("abcd"), ("made",) * 4, "made"
+    columns, settings_hash = [classical.Column("", "made", name) for name in "abcd"], "made"
 
     def __init__(self, folds: pl.DataFrame) -> None:
         self.faces = set(folds["video_id"].sort()[2:])
@@ -217,7 +217,7 @@ def test_pseudo_fakes_train_where_their_real_does_and_are_nowhere_judged(tmp_pat
 
     model = replace(estimators.LOGISTIC, candidates=({"penalty": 30.0},), fit=fit, logits=logits)
     monkeypatch.setattr(classical, "model_of", lambda config: model)
-    config, rows = RunConfig(num_folds=3, self_blended=2), TrainingRows(folds)
+    config, rows = RunConfig(num_folds=3, self_blended=2, views="frames"), TrainingRows(folds)
     clips = data.fold_clips(rows, source, config, 0)
     of_test = set(folds.filter(fold=0)["group_id"])
     fitted = classical.fit(config, source, clips, tmp_path, ListLog(), lambda: False)

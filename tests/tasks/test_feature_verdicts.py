@@ -13,11 +13,13 @@ from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, PREDICTIONS, read_table
 from fvc_lib.tasks.bundle import write_bundle
+from fvc_lib.tasks.decoding import FileToScore
 from fvc_lib.tasks.predicting import Standing, predictor_of
-from fvc_lib.tasks.video.classical import described_in, fitted_model, measured_features
+from fvc_lib.tasks.video.classical import described_in, fitted_model
 from fvc_lib.tasks.video.predicting import known_videos, networks_of_run
 from fvc_lib.tasks.video.training import train_fold
-from fvc_lib.tasks.video.verdicts.evidence import NO_FRAMES, file_evidence
+from fvc_lib.tasks.video.verdicts.evidence import FORENSIC_NOTE, NO_FRAMES, file_evidence
+from fvc_lib.tasks.video.verdicts.scoring import score_files
 from tests.kits.scored_run import NUM_VIDEOS, enlarged, trained_run, write_video
 from tests.kits.training import ListLog, draw_clip
 
@@ -26,14 +28,19 @@ pytestmark = pytest.mark.usefixtures("warm_workers")
 STANDING = Standing(standing="not shown", sentences=["Nothing is shown of the model."], scores=[])
 
 
+@pytest.fixture(scope="module", params=["forensic_boosting", "probe:efficientnet_lite0"])
+def model(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def home(tmp_path_factory, model):
     return tmp_path_factory.mktemp("features")
 
 
 @pytest.fixture(scope="module")
-def run(home):
-    made = trained_run(home, "forensic_boosting", families="sharpness,packets", scale=4)
+def run(home, model):
+    made = trained_run(home, model, families="sharpness,packets", scale=4)
     write_document(made.run_json, {})
     return made
 
@@ -43,12 +50,11 @@ def test_a_file_of_the_run_measured_anew_gets_the_logit_that_its_own_fold_gave_i
     index = read_table(run.index, INDEX)
     predictions = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in range(2)])
     asked = index.join(predictions, on="video_id").sort("video_id").head(3)
-    files = [(home / "corpus" / path, content) for path, content in asked.select("path", "content_sha256").rows()]
-    for place, found, failure in measured_features(networks.config, networks.store.recipe, files):
-        assert not failure
-        fold = asked["fold"][place]
-        logit = networks.network(fold).logits([found])[0] + networks.folds[fold].prior_logit
-        assert logit == pytest.approx(asked["logit"][place], abs=1e-12)
+    files = [FileToScore(home / "corpus" / path, (fold,)) for path, fold in asked.select("path", "fold").rows()]
+    for found in score_files(networks, files, workers=1):
+        assert not found.failure
+        ((_, logit),) = found.logits.items()
+        assert logit == pytest.approx(asked["logit"][found.position], abs=1e-6)
 
 
 def test_run_and_bundle_judge_a_new_file_alike_and_name_a_bad_one(run, home):
@@ -86,10 +92,15 @@ def test_windows_and_maps_are_refused_in_words_and_the_rest_of_the_page_is_there
     networks = networks_of_run(run)
     index = read_table(run.index, INDEX).sort("video_id")
     row = {"path": str(home / "corpus" / index["path"][0]), "sha256": index["content_sha256"][0]}
-    found = file_evidence(networks, known_videos(run, [0, 1]), row, map_minutes=1.0)
-    assert found.windows is None
-    assert (found.occlusion, found.note) == (None, NO_FRAMES)
+    known = known_videos(run, [0, 1])
+    found = file_evidence(networks, known, row, map_minutes=1.0)
     assert found.provenance
+    if networks.sees_frames:  # all windows together see the frames of the clip
+        assert found.windows.note.endswith(FORENSIC_NOTE)
+        score = known.rows.filter(content_sha256=row["sha256"])["score"][0]
+        assert found.windows.scores.min() - 1e-6 <= score <= found.windows.scores.max() + 1e-6
+    else:
+        assert (found.windows, found.occlusion, found.note) == (None, None, NO_FRAMES)
 
 
 def test_a_model_is_not_judged_with_other_features(run):

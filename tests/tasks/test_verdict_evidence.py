@@ -47,8 +47,8 @@ def write_changed(path: Path, begin: int, end: int, num_frames: int = 48) -> Non
 def test_the_curve_is_higher_where_a_video_was_changed(detector, tmp_path):
     begin, end = 30, 48
     write_changed(tmp_path / "changed.mp4", begin, end)
-    with decoded(detector.networks, tmp_path / "changed.mp4", "") as (windows, frames):
-        found = score_windows(detector.networks, tuple(detector.networks.folds), windows, frames)
+    with decoded(detector.networks, tmp_path / "changed.mp4", "") as (windows, frames, _):
+        found = score_windows(detector.networks, tuple(detector.networks.folds), windows, frames, {})
     first, last = begin / 25, end / 25
     inside = (found.begins >= first) & (found.ends <= last + 1e-9)
     outside = (found.ends <= first) | (found.begins >= last)
@@ -62,8 +62,8 @@ def test_the_curve_is_higher_where_a_video_was_changed(detector, tmp_path):
 
 def test_a_short_video_has_no_curve(detector, tmp_path):
     write_video(tmp_path / "short.mp4", draw_clip("short", 0, True))
-    with decoded(detector.networks, tmp_path / "short.mp4", "") as (windows, frames):
-        found = score_windows(detector.networks, (0,), windows, frames)
+    with decoded(detector.networks, tmp_path / "short.mp4", "") as (windows, frames, _):
+        found = score_windows(detector.networks, (0,), windows, frames, {})
     assert page_parts(evidence.FileEvidence(windows=found))["over_time"] is None
     assert found.note == "No score over time: the video's 4 frames give one window."
 

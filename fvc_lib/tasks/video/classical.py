@@ -1,5 +1,8 @@
 """Models on features, such as a logistic regression: read a fold's features, fit a model, and judge new files with it.
 
+A probe has several views of a video, which are kinds of features (``RunConfig.views``). Each view has a model of its
+own, and the logit of a video is their weighted mean. Any other model has one view without a name.
+
 Sealed test part, controls and tables are as for a network (``tasks/video/training.py``). A network holds an inner
 validation part back; these models are fitted to all training groups. Every candidate setting is fitted to and tested on
 inner folds of the training part, which keep groups together. The candidate with the lowest loss is then fitted to the
@@ -10,8 +13,8 @@ threshold. A training takes seconds, so a stopped one starts over.
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -45,10 +48,8 @@ from fvc_lib.tasks.video.calibration import (
 )
 from fvc_lib.tasks.video.data import ClipRow, FoldClips
 from fvc_lib.tasks.video.features import FeatureSource
-from fvc_lib.tasks.video.results import families_of
 from fvc_lib.tasks.video.summary import Candidate, Scored, TrainingSummary, score_outer_fold
-from fvc_lib.video.features.family import families_named
-from fvc_lib.video.features.measuring import measure_files
+from fvc_lib.video.features.family import FeatureFamily, families_named
 from fvc_lib.video.features.worker import code_of
 
 INNER_FOLDS = 5
@@ -58,27 +59,61 @@ _logger = logging.getLogger(__name__)
 # Features of a fold's videos
 
 
+_FRAMES, _PIXELS, _CODING = "frames", "pixels", "coding"  # the views of a probe
+
+
+def forensic_families(config: RunConfig) -> list[tuple[str, FeatureFamily]]:
+    """Return the families of forensic features that the model in ``config`` takes, each with its view, in order.
+
+    A family is a set of related features that one function measures. A probe takes those of pixels before those of the
+    coded stream. The view is empty for a model on forensic features alone.
+
+    Raises:
+        UsageError: a probe has a view besides frames, but no family of it is named.
+    """
+    if config.of_features not in ("forensic", "both"):
+        return []
+    families = families_named(config.feature_families)
+    if config.of_features == "forensic":
+        return [("", family) for family in families]
+    views = [(_CODING if family.of == "stream" else _PIXELS, family) for family in families]
+    wanted = [(view, family) for view, family in views if view in config.views]
+    if not wanted:
+        raise UsageError(
+            f"feature_families {config.feature_families!r}: none is of the views {config.views!r}. Use -p views frames."
+        )
+    return sorted(wanted, key=lambda pair: pair[0] == _CODING)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One feature: its view, the family that it belongs to, and its name."""
+
+    view: str
+    family: str
+    name: str
+
+
 class FeatureTable:
     """Forensic features of a run's videos.
 
     Args:
-        measured: ``video_id`` and F float64 columns, null where missing (``results.forensic_features``).
-        config: names the families; a family is a set of related features that one function measures.
+        measured: ``video_id`` and at least F float64 columns, null where missing (``results.forensic_features``).
+        config: names the model and the families (``forensic_families``).
 
     Attributes:
-        names: the F columns, in order.
-        families: the names of their families, in the same order.
+        columns: the F features, in order.
     """
 
     def __init__(self, measured: pl.DataFrame, config: RunConfig) -> None:
-        family_of, values = families_of(config), measured.drop("video_id", "group_id")
-        self.names, self.families = tuple(values.columns), tuple(family_of[name] for name in values.columns)
-        self._values = dict(zip(measured["video_id"], values.to_numpy(), strict=True))
+        families = forensic_families(config)
+        self.columns = [Column(view, family.name, name) for view, family in families for name in family.columns()]
+        self._values = dict(zip(measured["video_id"], measured.select(names_of(self)).to_numpy(), strict=True))
 
     @cached_property
     def settings_hash(self) -> str:
         """Hex SHA-256 of the column names, video ids and values."""
-        return sha256_of_json([self.names, [(name, row.tobytes().hex()) for name, row in self._values.items()]])
+        return sha256_of_json([names_of(self), [(name, row.tobytes().hex()) for name, row in self._values.items()]])
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
         """Return whether the video was measured; augmented copies never are."""
@@ -97,14 +132,11 @@ class EmbeddedClips:
     config: RunConfig
 
     @property
-    def families(self) -> tuple[str, ...]:
-        """The family of each of the F features; always the name of the trunk."""
-        return (self.config.model.partition(":")[2] or self.config.model,) * self.features.feature_shape[1]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the F features: the trunk's name and a number."""
-        return tuple(f"{trunk}_{number}" for number, trunk in enumerate(self.families))
+    def columns(self) -> list[Column]:
+        """The F features; their family is the name of the trunk, and their names add a number."""
+        trunk = self.config.model.partition(":")[2] or self.config.model
+        view = _FRAMES if self.config.of_features == "both" else ""
+        return [Column(view, trunk, f"{trunk}_{number}") for number in range(self.features.feature_shape[1])]
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
         """Return whether the video has a clip."""
@@ -123,7 +155,41 @@ class EmbeddedClips:
         return np.asarray(features.mean(1).reshape(len(rows), number, -1).mean(1))
 
 
-Source = FeatureTable | EmbeddedClips
+@dataclass(frozen=True)
+class Views:
+    """The features of a probe with several views: of frames, by a trunk, and forensic ones.
+
+    ``clips`` are ``EmbeddedClips``, or clips without features; then only ``has`` and ``settings_hash`` can be used.
+    """
+
+    clips: Any
+    forensic: FeatureTable
+
+    @property
+    def settings_hash(self) -> str:
+        """Hex SHA-256 of the settings of the clips and of the forensic features."""
+        return sha256_of_json([self.clips.settings_hash, self.forensic.settings_hash])
+
+    @property
+    def columns(self) -> list[Column]:
+        """The F features, view by view."""
+        return [*self.clips.columns, *self.forensic.columns]
+
+    def has(self, video_id: str, augmentation_index: int) -> bool:
+        """Return whether the video has a clip and forensic features."""
+        return self.clips.has(video_id, augmentation_index) and self.forensic.has(video_id, augmentation_index)
+
+    def of(self, rows: Sequence[ClipRow]) -> FloatArray:
+        """Return the features of N ``rows``, float64 (N, F), view by view; NaN where missing."""
+        return np.hstack([self.clips.of(rows), self.forensic.of(rows)])
+
+
+Source = FeatureTable | EmbeddedClips | Views
+
+
+def names_of(source: Source) -> list[str]:
+    """Return the names of the F features of ``source``."""
+    return [column.name for column in source.columns]
 
 
 def look_at_features(config: RunConfig, source: Source, clips: FoldClips) -> tuple[str, list[pl.DataFrame]]:
@@ -133,8 +199,8 @@ def look_at_features(config: RunConfig, source: Source, clips: FoldClips) -> tup
         ``(text, [families, settings])``: a sentence, the families with their numbers of features and shares of missing
         values, and the candidate settings.
     """
-    missing = np.isnan(source.of(clips.train)).reshape(-1, len(source.names)).mean(0)
-    columns = pl.DataFrame({"family": source.families, "missing": missing})
+    missing = np.isnan(source.of(clips.train)).reshape(-1, len(source.columns)).mean(0)
+    columns = pl.DataFrame({"family": [column.family for column in source.columns], "missing": missing})
     families = columns.group_by("family", maintain_order=True).agg(features=pl.len(), missing_share=pl.mean("missing"))
     settings = pl.DataFrame({"settings": map(settings_text, model_of(config).candidates)})
     text = f"{config.model} on {len(clips.train)} rows: {trained_class(config, source).facts()}"
@@ -155,8 +221,8 @@ def trained_class(config: RunConfig, source: Source, num_numbers: int = 0) -> Tr
     """
     packages = (DETECTORS.get(config.model).packages if config.of_features == "forensic" else ()) or ("scikit-learn",)
     fitter = ", ".join(f"{name} {version(name)}" for name in packages)
-    families = ", ".join(dict.fromkeys(source.families))
-    note = f"{len(source.names):,} features of {families}; fitted by {fitter} in one piece, on the CPU"
+    families = ", ".join(dict.fromkeys(column.family for column in source.columns))
+    note = f"{len(source.columns):,} features of {families}; fitted by {fitter} in one piece, on the CPU"
     name, file = f"{classical.__name__}:{config.model}", str(classical.__file__)
     return TrainedClass(name, file, num_parameters=num_numbers, notes=(note,))
 
@@ -204,7 +270,7 @@ def fit(
     for number, candidate in enumerate(found.candidates, start=1):
         log.log(step=number, epoch=1, phase="candidates", metrics={"inner_loss": candidate.inner_loss})
     weights = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in found.arrays.items()}
-    write_weights_with_digest(folder / BEST, weights, description(config, found.best.settings, source.names))
+    write_weights_with_digest(folder / BEST, weights, description(config, found.best.settings))
     prior = data.prior_logit(clips.train, config.class_balance)
     chosen = select(
         labels,
@@ -241,7 +307,7 @@ def summary(source: Source, fitted: Fitted) -> TrainingSummary:
         threshold=fitted.recorded.selection.threshold,
         recorded=fitted.recorded,
         candidates=fitted.candidates,
-        seen=tuple(source.names),
+        seen=tuple(names_of(source)),
     )
 
 
@@ -253,11 +319,11 @@ def score(
     Raises:
         DataError: as ``score_outer_fold``.
     """
-    model, arrays = model_of(config), arrays_of(fitted.weights)
+    arrays = arrays_of(fitted.weights)
     return score_outer_fold(
         done,
         clips,
-        lambda rows: model.logits(arrays, source.of(rows)),
+        lambda rows: logits_of(config, arrays, source.of(rows)),
         lambda phase, metrics: log.log(step=0, epoch=1, phase=phase, metrics=metrics),
     )
 
@@ -272,6 +338,24 @@ def arrays_of(weights: Mapping[str, Tensor]) -> Arrays:
     return {name: tensor.numpy() for name, tensor in weights.items()}
 
 
+def logits_of(config: RunConfig, arrays: Arrays, values: FloatArray) -> FloatArray:
+    """Return the logits of N videos, float64 (N,), from their features ``values``, as ``Source.of`` returns them.
+
+    Of a model with several views, ``arrays`` may hold only some of them, and ``values`` then have only their columns.
+    The result is the part of the weighted mean that these views contribute.
+    """
+    model, views = model_of(config), dict.fromkeys(name.partition("/")[0] for name in arrays if "/" in name)
+    if not views:
+        return model.logits(arrays, values)
+    logits, first = np.zeros(len(values)), 0
+    for view in sorted(views, key=(_FRAMES, _PIXELS, _CODING).index):
+        own = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{view}/")}
+        last = first + len(own["median"])
+        logits += own.pop("share") * model.logits(own, values[:, first:last])
+        first = last
+    return logits
+
+
 @dataclass(frozen=True)
 class _Found:
     """The result of a search over candidate settings on training rows.
@@ -279,7 +363,8 @@ class _Found:
     N is the number of rows without pseudo-fakes, which are reals whose face was blended with itself.
 
     Attributes:
-        arrays: the model with the best settings, fitted to all rows.
+        arrays: the model with the best settings, fitted to all rows. With several views, a name is ``VIEW/NAME``, and
+            ``VIEW/share`` is the weight of the view.
         best: the best settings with their loss.
         candidates: all settings with their losses.
         held_out: float64 (N,), logits of the N rows by models that were fitted without the row's inner fold.
@@ -297,15 +382,41 @@ def _fitted(config: RunConfig, source: Source, train: Sequence[ClipRow], stop: C
     A pseudo-fake (a real whose face was blended with itself) is in the inner fold of that real. Models are fitted to
     pseudo-fakes, but the loss and the held-out logits leave them out.
 
+    The weights of several views are inversely proportional to the standard deviations of their held-out logits.
+
     Raises:
         StoppedError: ``stop`` returned True between two candidates.
     """
-    model, labels = model_of(config), labels_of(train)
+    labels, values, first = labels_of(train), source.of(train), 0
     class_weights = np.array(data.class_weights(train) if config.class_balance == "loss" else (1.0, 1.0))
-    rows = _Rows(source.of(train), labels, class_weights[labels])
     judged = np.array([not row.is_pseudo_fake for row in train])
-    folds = data.inner_folds(train, INNER_FOLDS, config.seed)
-    candidates, held_out = list[Candidate](), list[FloatArray]()
+    folds, views = data.inner_folds(train, INNER_FOLDS, config.seed), dict[str, _Found]()
+    for view, size in Counter(column.view for column in source.columns).items():
+        rows = _Rows(values[..., first : first + size], labels, class_weights[labels])
+        views[view], first = _fitted_view(model_of(config), rows, judged, folds, stop), first + size
+    if len(views) == 1:
+        return next(iter(views.values()))
+    held_out = np.stack([found.held_out for found in views.values()])
+    spreads = held_out.std(1)
+    # A view that tells nothing has a tiny spread; its noise must not be blown up.
+    shares = 1 / np.maximum(spreads, spreads.max() / 10 or 1.0)
+    shares /= shares.sum()
+    arrays: Arrays = {}
+    for (view, found), share in zip(views.items(), shares, strict=True):
+        arrays |= {f"{view}/{name}": array for name, array in found.arrays.items()} | {
+            f"{view}/share": np.array([share])
+        }
+    held_out_logits = shares @ held_out
+    settings = {**views[_FRAMES].best.settings, **dict(zip(views, shares.tolist(), strict=True))}
+    best = Candidate(settings, held_out_loss(labels[judged], held_out_logits, class_weights[labels][judged]))
+    return _Found(arrays, best, (best,), held_out_logits)
+
+
+def _fitted_view(
+    model: ClassicalModel, rows: "_Rows", judged: IntArray, folds: IntArray, stop: Callable[[], bool]
+) -> _Found:
+    """Choose settings for one view; ``folds`` are the inner folds of ``rows``, ``judged`` marks rows with a loss."""
+    candidates, held_out, labels = list[Candidate](), list[FloatArray](), rows.labels
     for settings in model.candidates:
         if stop():
             raise StoppedError("stopped as requested before the model was fitted: resume the run to fit it.")
@@ -333,7 +444,7 @@ def out_of_fold_logits(config: RunConfig, source: Source, folds: pl.DataFrame) -
     for (fold,), tested in folds.sort("video_id").partition_by("fold", as_dict=True, maintain_order=True).items():
         fitted = data.rows_to_fit(folds.filter(pl.col("fold") != fold), source, config)
         arrays = fitted_arrays(config, source, fitted)
-        logits = model_of(config).logits(arrays, source.of(data.clip_rows(tested)))
+        logits = logits_of(config, arrays, source.of(data.clip_rows(tested)))
         scored.append(tested.with_columns(score=pl.Series(logits)))
     return pl.concat(scored).sort("video_id")
 
@@ -363,18 +474,17 @@ def _held_out_logits(model: ClassicalModel, settings: Mapping[str, float], rows:
 # New files
 
 
-def description(config: RunConfig, settings: Mapping[str, float], names: Sequence[str]) -> dict[str, Any]:
+def description(config: RunConfig, settings: Mapping[str, float]) -> dict[str, Any]:
     """Return the metadata that are stored with a fitted model: its settings.
 
-    A model on forensic features also has the names of the features, and a digest of the code that measures them.
+    A model on forensic features also has the names of these features, and a digest of the code that measures them.
     """
-    if config.of_features != "forensic":
+    families = [family for _, family in forensic_families(config)]
+    if not families:
         return {"settings": dict(settings)}
-    return {"settings": dict(settings), "features": list(names), "families": _measuring_code(config)}
-
-
-def _measuring_code(config: RunConfig) -> str:
-    return sha256_of_json([code_of(family) for family in families_named(config.feature_families)])
+    features = [name for family in families for name in family.columns()]
+    code = sha256_of_json([code_of(family) for family in families])
+    return {"settings": dict(settings), "features": features, "families": code}
 
 
 def described_in(path: Path) -> dict[str, Any]:
@@ -392,79 +502,63 @@ def described_in(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FittedModel:
-    """A fitted model on forensic features; ``names`` are the F feature columns that it expects, in order."""
+    """A fitted model on forensic features, or the forensic views of a probe.
 
-    model: ClassicalModel
+    ``names`` are the F feature columns that it expects, in order.
+    """
+
+    config: RunConfig
     arrays: Arrays
     names: tuple[str, ...]
 
-    def logits(self, measured: Sequence[Mapping[str, float]]) -> FloatArray:
+    def logits(self, measured: Sequence[Mapping[str, float | None]]) -> FloatArray:
         """Return logits float64 (N,) of N videos, from their features by name; absent features count as missing."""
-        rows = [[features.get(name, np.nan) for name in self.names] for features in measured]
-        return self.model.logits(self.arrays, np.array(rows, np.float32).astype(np.float64))
+        rows = [[features.get(name) for name in self.names] for features in measured]
+        return logits_of(self.config, self.arrays, np.array(rows, np.float32).astype(np.float64))
 
 
 def fitted_model(path: Path, weights: Mapping[str, Tensor], config: RunConfig) -> FittedModel:
-    """Return the model with the arrays ``weights``, read from the file ``path``.
+    """Return the model on forensic features with the arrays ``weights``, read from the file ``path``.
 
     Raises:
         UsageError: the model sees features that this installation does not measure.
     """
-    stored = described_in(path)
+    stored, here = described_in(path), description(config, {})
     names = tuple(stored.get("features", ()))
-    lacking = sorted(set(names) - set(families_of(config)))
+    lacking = sorted(set(names) - set(here.get("features", ())))
     if lacking or not names:
         raise UsageError(
             f"{str(path)!r}: the model sees features not measured here, such as {' '.join(lacking[:1])}. Judge "
             f"with the version that fitted it, or fit it again: {command_text('--force', '04', '--resume', 'RUN')}"
         )
-    if stored["families"] != _measuring_code(config):
+    if stored["families"] != here["families"]:
         _logger.warning(
             "%s: features are measured by other code or package versions than when the model was fitted: scores may "
             "differ a little", path,
         )  # fmt: skip
-    return FittedModel(model_of(config), arrays_of(weights), names)
-
-
-def measured_features(
-    config: RunConfig, recipe: str, files: Sequence[tuple[Path, str]]
-) -> Iterator[tuple[int, dict[str, float], str]]:
-    """Measure the forensic features of ``files`` in worker processes, in the same way as those of the run's videos.
-
-    Args:
-        config: the run's parameters.
-        recipe: name of the re-encoding that is applied to each file first; empty: none.
-        files: paths with content hashes; an empty hash is not compared.
-
-    Yields:
-        ``(position, features, failure)``: the index of the file, its features by column, and the reason if it could not
-        be measured (else empty).
-    """
-    columns = {family.name: family.columns() for family in families_named(config.feature_families)}
-    wanted = [(path, content, list(columns)) for path, content in files]
-    with closing(measure_files(wanted, recipe, Path(config.cache_dir))) as measurements:
-        for position, measured, failure in measurements:
-            features = dict[str, float]()
-            for name, (_, values) in measured.items():
-                numbers = [np.nan if value is None else float(value) for value in values]
-                features |= zip(columns[name], numbers, strict=True)
-            yield position, features, f"features: {failure}" if failure else ""
+    own = {name: array for name, array in arrays_of(weights).items() if not name.startswith(f"{_FRAMES}/")}
+    return FittedModel(config, own, names)
 
 
 class _Fitted(nn.Module):
     """A fitted model on features, as the head of a frozen trunk (the pretrained network below the head)."""
 
-    def __init__(self, model: ClassicalModel, arrays: Arrays) -> None:
+    def __init__(self, config: RunConfig, arrays: Arrays) -> None:
         super().__init__()
-        self._model, self._arrays = model, arrays
+        self._config, self._arrays = config, arrays
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits float64 (B,) of features (B, T, F)."""
         values = features.cpu().numpy().astype(np.float64)
-        logits = self._model.logits(self._arrays, values if self._model.per_frame else values.mean(1))
-        return torch.from_numpy(logits).to(features.device)
+        values = values if model_of(self._config).per_frame else values.mean(1)
+        return torch.from_numpy(logits_of(self._config, self._arrays, values)).to(features.device)
 
 
 def probe(trunk: nn.Module, config: RunConfig, arrays: Arrays) -> nn.Module:
-    """Return a network on clips: the frozen ``trunk`` with the fitted model of ``config`` as its head."""
-    return Detector(trunk, _Fitted(model_of(config), arrays))
+    """Return a network on clips: the frozen ``trunk`` with the fitted model of ``config`` as its head.
+
+    Of a probe with several views, the network returns the part of the logit that frames contribute.
+    """
+    if config.of_features == "both":
+        arrays = {name: array for name, array in arrays.items() if name.startswith(f"{_FRAMES}/")}
+    return Detector(trunk, _Fitted(config, arrays))

@@ -43,7 +43,7 @@ from fvc_lib.services.tables import (
 )
 from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING
 from fvc_lib.tasks.bundle import MEMBERS, Bundle, refused, write_bundle
-from fvc_lib.tasks.decoding import FileToScore, looked_at, scratch_folder
+from fvc_lib.tasks.decoding import DecodedFile, FileToScore, looked_at, scratch_folder
 from fvc_lib.tasks.predicting import NOT_STATED, Picture, Prediction, Predictor, Standing, Strict, Trained, no_picture
 from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video.summary import TrainingSummary
@@ -294,7 +294,7 @@ class VideoDetector(Predictor):
     def check(self) -> None:
         """Load every network once, to raise errors before any file is decoded."""
         for networks in self._all_networks:
-            networks.check()
+            networks.load(networks.folds)
 
     @property
     def decode_hash(self) -> str:
@@ -399,20 +399,20 @@ class VideoDetector(Predictor):
 
         Arguments are those of ``findings``.
         """
-        networks, waiting = self.networks, dict[int, ProbeResult]()
+        networks, waiting = self.networks, dict[int, tuple[ProbeResult, DecodedFile]]()
         with scratch_folder(networks.config) as folder, half_of_the_cores(), ThreadPoolExecutor(1) as threads:
             # The networks are loaded while the first file is decoded.
-            loading: Future[Any] = threads.submit(networks.load if files else list)
+            loading: Future[Any] = threads.submit(networks.load, networks.judges if files else ())
             clips = [folder / f"{number}.npy" for number in range(len(files))]
-            looked = looked_at(networks.store, files, clips, workers=workers)
+            looked = looked_at(networks.store, files, clips, networks.families, workers=workers)
             with closing(looked) as answers:
-                for place, probed, failure in answers:
-                    if (unscored := self._unscored(probed, failure)) is not None:
-                        clips[place].unlink(missing_ok=True)
+                for probed, decoded in answers:
+                    if (unscored := self._unscored(probed, decoded.failure)) is not None:
+                        clips[decoded.position].unlink(missing_ok=True)
                         yield unscored
                         continue
                     loading.result()
-                    waiting[place] = probed
+                    waiting[decoded.position] = probed, decoded
                     if len(waiting) * networks.config.clips_per_video >= networks.batch_size:
                         yield from self._scored(files, clips, waiting, picture)
                         waiting = {}
@@ -449,29 +449,31 @@ class VideoDetector(Predictor):
         return Finding(path, content, is_known=True, no_prediction=(reason,))
 
     def _scored(
-        self, files: Sequence[Path], clips: Sequence[Path], waiting: Mapping[int, ProbeResult], picture: Picture
+        self,
+        files: Sequence[Path],
+        clips: Sequence[Path],
+        waiting: Mapping[int, tuple[ProbeResult, DecodedFile]],
+        picture: Picture,
     ) -> Iterator[Finding]:
         """Judge the files that have been decoded, and yield their findings.
 
         Args:
             files: all files of the call.
             clips: the clip files, in the order of ``files``.
-            waiting: the probes of the files to judge, by their index in ``files``.
+            waiting: the results of probing and decoding the files to judge, by their index in ``files``.
             picture: called with the path and the clips of each file.
         """
         folds, reasons, distance = self.networks.judges, dict[int, tuple[str, ...]](), self.distance
 
         def look(place: int, frames: Pixels) -> None:
-            reasons[place] = tuple(self._reasons(waiting[place], frames))
-            picture(waiting[place].path, frames)
+            probed, _ = waiting[place]
+            reasons[place] = tuple(self._reasons(probed, frames))
+            picture(probed.path, frames)
 
-        todo = {place: FileToScore(files[place], folds) for place in waiting}
+        todo = {place: (FileToScore(files[place], folds), decoded) for place, (_, decoded) in waiting.items()}
         for answer in score_clips(self.networks, todo, clips, seen=look, features=distance is not None):
-            place = answer.position
-            path, content, unfamiliar = waiting[place].path, waiting[place].content_sha256, reasons[place]
-            if answer.failure:
-                yield Finding(path, content, failure=answer.failure, lasts=answer.lasts)
-                continue
+            probed, _ = waiting[answer.position]
+            path, content, unfamiliar = probed.path, probed.content_sha256, reasons[answer.position]
             if distance is not None:
                 (quantile,) = distance.quantiles({fold: rows[None] for fold, rows in answer.features.items()}).tolist()
                 unfamiliar += distance.reasons(quantile)

@@ -124,17 +124,20 @@ def forensic_features(path: Path, config: RunConfig) -> pl.DataFrame:
 def made_samples(clips: Path, features: Path, config: RunConfig) -> pl.DataFrame:
     """Return the samples of a run: one row per clip, or one row per video for a model on forensic features.
 
-    The rows of clips are AUGMENTED. The rows of videos have the columns ``video_id group_id augmentation_index``; the
-    index is always 0.
+    The rows of clips are AUGMENTED; of a probe with forensic views, those of videos with forensic features. The rows of
+    videos have the columns ``video_id group_id augmentation_index``; the index is always 0.
 
     Args:
         clips: the run's file of AUGMENTED.
         features: the run's file of FEATURES.
         config: the run's parameters.
     """
-    if config.of_features != "forensic":
+    if config.of_features not in ("forensic", "both"):
         return read_table(clips, AUGMENTED)
-    return forensic_features(features, config).select("video_id", "group_id", augmentation_index=pl.lit(0))
+    measured = forensic_features(features, config).select("video_id", "group_id", augmentation_index=pl.lit(0))
+    if config.of_features == "forensic":
+        return measured
+    return read_table(clips, AUGMENTED).join(measured, on="video_id", how="semi", maintain_order="left")
 
 
 def clip_reader(config: RunConfig) -> Callable[[str, int], Pixels] | None:

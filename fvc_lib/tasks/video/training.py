@@ -182,7 +182,7 @@ def fold_training(paths: RunPaths, config: RunConfig, fold: int | None = None) -
 def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any, Parts]:
     """Return ``(source, parts)``: the source of a fold's data, and the clips of the model and of its controls.
 
-    The source is the run's clips, or a ``FeatureTable`` for a model on forensic features.
+    The source is the run's clips, a ``FeatureTable`` for a model on forensic features, or ``Views`` for one on both.
 
     Raises:
         DataError: as ``data.open_clips``, ``data.fold_clips`` and ``forensic_features``; or a clip that the run made
@@ -191,14 +191,14 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any
     table = read_table(paths.folds, FOLDS) if config.protocol == KFOLD else read_table(paths.protocol, PROTOCOL)
     rows, known = data.rows_to_train_on(table, config, fold), list[tuple[str, int]]()
     source: Any = None
-    if config.of_features == "forensic":
-        source = classical.FeatureTable(forensic_features(paths.features, config), config)
-    else:
+    if config.of_features != "forensic":
         made = read_table(paths.augmented_metadata, AUGMENTED)
-        known = data.made_clips(made)
-        source = data.open_clips(config, made)
-    clips = data.fold_clips(rows, source, config, fold)
+        source, known = data.open_clips(config, made), data.made_clips(made)
     gone = sorted({video_id for video_id, number in known if not source.has(video_id, number)})
+    if config.of_features in ("forensic", "both"):
+        measured = classical.FeatureTable(forensic_features(paths.features, config), config)
+        source = measured if source is None else classical.Views(source, measured)
+    clips = data.fold_clips(rows, source, config, fold)
     if gone:  # folds would train on different videos
         raise DataError(f"clips of {len(gone)} videos are gone, the first: {gone[0]}. Run 03_augmentation again.")
     if config.wavelet_bands:
@@ -580,13 +580,14 @@ def _read_features(
         UsageError: settings that a model on features does not use, or a trunk without pretrained weights.
     """
     refuse_settings(config)
-    if config.of_features == "embedding":
+    if config.of_features != "forensic":
         refuse_random_trunk(config)
     source, parts = read_fold(paths, config, fold)
     if config.of_features == "forensic":
         return source, parts
-    featured = _with_features(paths, config, source, fold or 0, options)
-    return classical.EmbeddedClips(featured, config), parts
+    clips = source.clips if config.of_features == "both" else source
+    featured = classical.EmbeddedClips(_with_features(paths, config, clips, fold or 0, options), config)
+    return (replace(source, clips=featured) if config.of_features == "both" else featured), parts
 
 
 def _train_on_features(

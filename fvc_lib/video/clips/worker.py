@@ -24,7 +24,7 @@ from fvc_lib.video.reencode import recipe_named, reencode, reencoded
 Item = dict[str, Any]
 
 
-def make_original(item: Item) -> dict[str, Any]:
+def make_original(item: Item, more: Callable[[Path], dict[str, Any]] | None = None) -> dict[str, Any]:
     """Decode the video at ``source`` into the clip file ``target``.
 
     Args:
@@ -38,9 +38,10 @@ def make_original(item: Item) -> dict[str, Any]:
               empty: none.
             * ``encoded``: a list (name of the recipe of the run, cache folder for re-encoded videos). This recipe is
               applied after ``recipe``. With an empty folder the result is a temporary file. Empty list: none.
+        more: function of the path of the decoded file, re-encoded if a recipe is named; None: no function.
 
     Returns:
-        An empty mapping on success, otherwise one key:
+        On success the result of ``more``, or an empty mapping without it. Otherwise one key:
 
             * ``code_changed``: the code in this process differs from ``code`` or ``crop``.
             * ``video_error``: why the video cannot be decoded.
@@ -55,25 +56,27 @@ def make_original(item: Item) -> dict[str, Any]:
                 frames, seen = decode_clip(path, item["num_frames"], item["fixed_size"]).frames, list[SeenClip]()
             else:
                 frames, seen = decode_view(path, item["num_frames"], item["fixed_size"], view)
+            found = more(path) if more else {}
         if item["crop"] != crop_code(view):  # after decoding: a user may edit its file at any time
             return {"code_changed": True}
         if item["seen"]:  # written before the clip, so that every clip has its record
             write_document(Path(item["seen"]), {"clips": [asdict(clip) for clip in seen]})
         write_clip_file(Path(item["target"]), frames)
-        return {}
+        return found
 
     return _reported(item, make)
 
 
-def make_windows(item: Item) -> dict[str, Any]:
+def make_windows(item: Item, more: Callable[[Path], dict[str, Any]] | None = None) -> dict[str, Any]:
     """Decode the whole video at ``source``, and write the frames of its clips and windows to the file ``target``.
 
     Args:
         item: as for ``make_original``, but ``target`` is a file of raw pixels, uint8 (F, 3, S, S), without a header.
+        more: as for ``make_original``.
 
     Returns:
-        On success, a mapping with the fields of ``Windows``, arrays as lists, and ``num_stored``, the number F of
-        frames in ``target``. On failure, a mapping as from ``make_original``.
+        On success, a mapping with the fields of ``Windows``, arrays as lists, ``num_stored``, the number F of frames in
+        ``target``, and the result of ``more``. On failure, a mapping as from ``make_original``.
     """
 
     def make() -> dict[str, Any]:
@@ -84,9 +87,10 @@ def make_windows(item: Item) -> dict[str, Any]:
                 stream.write(frame.data)
 
             windows = decode_windows(path, item["num_frames"], item["fixed_size"], View(**item["view"]), store)
+            found = more(path) if more else {}
         values = vars(windows).items()
         lists = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values}
-        return {**lists, "num_stored": int(windows.stored.max()) + 1}
+        return {**lists, **found, "num_stored": int(windows.stored.max()) + 1}
 
     return _reported(item, make)
 

@@ -34,7 +34,7 @@ from fvc_lib.services.stage_logs import Tell, silent
 from fvc_lib.tasks.decoding import FileToScore, item_to_decode, scratch_folder
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import Networks
-from fvc_lib.tasks.video.verdicts.untrusted import provenance_of
+from fvc_lib.tasks.video.verdicts.untrusted import provenance_of, windows as decode_windows
 from fvc_lib.video.clips.making import decode_limits, failure_of
 from fvc_lib.video.clips.store import Pixels
 from fvc_lib.video.decode.views import Windows
@@ -45,7 +45,8 @@ Masks = Sequence[npt.NDArray[np.bool_]]
 NO_FRAMES = "The model sees features of the whole video and no frames, so it has no score over time and no map."
 NO_NETWORK = "This is a video of the run, and the bundle does not have the network that had not seen it."
 DECODE_SECONDS = 900.0  # the limit for a whole video
-_DECODE = "fvc_lib.video.clips.worker:make_windows"
+_DECODE = f"{decode_windows.__module__}:{decode_windows.__name__}"
+FORENSIC_NOTE = " Between windows only the frames differ: forensic features are of the whole video."
 TILES = 8  # per side of the picture
 BLOCKS = 2  # parts of a clip in time; a tile covers the frames of one part
 PLACEMENTS = 19  # moved copies of a map; so the smallest possible p-value is 1 / 20
@@ -148,10 +149,10 @@ def file_evidence(
         return found
     tell("decoding the whole video", 0, 0)
     try:
-        with decoded(networks, path, row["sha256"]) as (windows, frames):
+        with decoded(networks, path, row["sha256"]) as (windows, frames, forensic):
             clips, picture = frames[windows.stored[: windows.num_clips]], _picture(windows)
             found.clips = np.ascontiguousarray(clips[picture])
-            found.windows = score_windows(networks, folds, windows, frames, tell)
+            found.windows = score_windows(networks, folds, windows, frames, forensic, tell)
             if map_minutes > 0:
                 found.occlusion = occlusion_map(networks, folds, clips, picture, map_minutes, tell)
     except (FvcError, OSError, ValueError, RuntimeError) as error:
@@ -163,11 +164,14 @@ def file_evidence(
 
 
 @contextmanager
-def decoded(networks: Networks, path: Path, content_sha256: str) -> Iterator[tuple[Windows, Pixels]]:
+def decoded(
+    networks: Networks, path: Path, content_sha256: str
+) -> Iterator[tuple[Windows, Pixels, Mapping[str, float]]]:
     """Decode a whole video in a worker process, with the settings of the run's clips.
 
-    Yields ``(windows, frames)``: which frames each clip and window consists of, and the frames themselves, uint8 (F, 3,
-    S, S). The frames are a memory-mapped file, which is deleted at the end.
+    Yields ``(windows, frames, forensic)``: which frames each clip and window consists of, the frames themselves, uint8
+    (F, 3, S, S), and the video's forensic features by column, if the networks take any. The frames are a memory-mapped
+    file, which is deleted at the end.
 
     Args:
         networks: the networks of a run or bundle, for their settings.
@@ -181,7 +185,8 @@ def decoded(networks: Networks, path: Path, content_sha256: str) -> Iterator[tup
     store, side = networks.store, networks.store.fixed_size
     with scratch_folder(networks.config) as folder:
         target = folder / "windows.raw"
-        item = item_to_decode(store, FileToScore(path, (), content_sha256=content_sha256), target)
+        file = FileToScore(path, (), content_sha256=content_sha256)
+        item = item_to_decode(store, file, target, networks.families)
         limits = decode_limits(store, 1, recipes=bool(store.recipe)) | {"timeout_seconds": DECODE_SECONDS}
         with closing(run_isolated(_DECODE, [item], **limits)) as answers:
             answer = next(answers)
@@ -189,9 +194,9 @@ def decoded(networks: Networks, path: Path, content_sha256: str) -> Iterator[tup
         failure = f"the decoder gave up: {answer.detail}" if answer.failure else failure_of(value)
         if failure:
             raise DataError(failure)
-        num_stored = int(value.pop("num_stored"))
+        num_stored, forensic = int(value.pop("num_stored")), value.pop("forensic")
         value |= {name: np.array(rows) for name, rows in value.items() if isinstance(rows, list)}
-        yield Windows(**value), np.memmap(target, np.uint8, "r", shape=(num_stored, 3, side, side))
+        yield Windows(**value), np.memmap(target, np.uint8, "r", shape=(num_stored, 3, side, side)), forensic
 
 
 def _picture(found: Windows) -> tuple[Any, slice, slice]:
@@ -204,15 +209,23 @@ def _picture(found: Windows) -> tuple[Any, slice, slice]:
 
 
 def score_windows(
-    networks: Networks, folds: Sequence[int], found: Windows, frames: Pixels, tell: Tell = silent
+    networks: Networks,
+    folds: Sequence[int],
+    found: Windows,
+    frames: Pixels,
+    forensic: Mapping[str, float],
+    tell: Tell = silent,
 ) -> WindowScores:
     """Score every window (a short run of frames) by the networks of ``folds``, in batches of the run's size.
+
+    Forensic features are those of the whole video in every window.
 
     Args:
         networks: the networks of the run or bundle.
         folds: numbers of the K folds whose networks judge.
         found: the windows, as ``decoded`` yields them.
         frames: the frames of the windows, uint8 (F, 3, S, S).
+        forensic: the video's forensic features by column; empty if the networks take none.
         tell: called with the name of the step, the number of windows done and their total.
     """
     stored, size = found.stored[found.num_clips :], networks.batch_size
@@ -221,6 +234,7 @@ def score_windows(
         tell("judging windows over the whole video", first, len(stored))
         some = np.asarray(frames[stored[first : first + size]])[:, None]
         logits[first : first + size] = networks.logits(folds, some)
+    logits += [networks.forensic_logit(fold, forensic) for fold in folds]
     logits /= [networks.folds[fold].temperature for fold in folds]
     picture, middles = _picture(found), [frames[row[len(row) // 2]] for row in stored]
     return WindowScores(
@@ -229,7 +243,7 @@ def score_windows(
         scores=probabilities(logits, 1.0),
         middles=np.stack([frame[picture] for frame in middles]),
         seconds=found.seconds,
-        note=_note(found),
+        note=_note(found) + (FORENSIC_NOTE if networks.families else ""),
     )
 
 

@@ -4,7 +4,7 @@ Files are decoded in isolated processes, by the code that makes training clips. 
 scored. The caller names the folds whose networks judge a file: a network must not judge a video that trained it.
 """
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -27,19 +27,18 @@ from fvc_lib.engine.device import (
 )
 from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.registry import DETECTORS
-from fvc_lib.tasks.decoding import FileToScore, decoded_files, scratch_folder
+from fvc_lib.tasks.decoding import DecodedFile, FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.predicting import Trained
-from fvc_lib.tasks.video.classical import arrays_of, fitted_model, measured_features, probe
+from fvc_lib.tasks.video.classical import FittedModel, arrays_of, fitted_model, forensic_families, probe
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 
 Floats = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
 
 FINAL = -1  # stands for the network trained on all groups (none is kept for a test) where a fold's number is expected
-_MEASURED_AT_ONCE = 64  # files whose forensic features are measured together
 
 
 @dataclass(frozen=True)
@@ -84,9 +83,10 @@ class Networks:
         self.compute = resolve_device(config.device, config.amp)
         self._precision = Precision(self.compute)
         self.sees_frames = config.of_features != "forensic"
-        micro_batch = config.batch_size or DETECTORS.get(config.model).micro_batch
-        self.batch_size = micro_batch if self.sees_frames else _MEASURED_AT_ONCE
+        self.batch_size = config.batch_size or DETECTORS.get(config.model).micro_batch
+        self.families = [family.name for _, family in forensic_families(config)]
         self._networks: dict[int, Any] = {}
+        self._forensic: dict[int, FittedModel] = {}
         self.remarks: dict[str, None] = {}  # cautions on changed code of the networks that were loaded, in order
 
     @property
@@ -115,7 +115,8 @@ class Networks:
     def logits(self, folds: Sequence[int], clips: Pixels, features: dict[int, list[Features]] | None = None) -> Floats:
         """Return the logits of V videos by the networks of K ``folds``, float64 (V, K).
 
-        A logit is the mean over the clips of a video, with ``prior_logit`` added.
+        A logit is the mean over the clips of a video, with ``prior_logit`` added. Of a model that also takes forensic
+        features, ``forensic_logit`` must be added. Of one on forensic features alone, this is ``prior_logit``.
 
         Args:
             folds: the K folds whose networks judge.
@@ -128,6 +129,8 @@ class Networks:
             DataError: a network returns values that are not finite.
         """
         inputs = None if features is None else dict[int, list[Tensor]]()
+        if not self.sees_frames:
+            return np.tile([self.folds[fold].prior_logit for fold in folds], (len(clips), 1))
         values = self.raw_logits(folds, clips.reshape(-1, *clips.shape[2:]), inputs)
         if features is not None:
             for fold, parts in (inputs or {}).items():
@@ -181,6 +184,23 @@ class Networks:
                 done += len(some)
         return np.asarray(torch.cat(logits).numpy())
 
+    def forensic_logit(self, fold: int, features: Mapping[str, float]) -> float:
+        """Return what forensic features add to the logit of a video by the network of ``fold``; 0 if it takes none.
+
+        Args:
+            fold: number of the fold.
+            features: the features by column; absent ones count as missing.
+
+        Raises:
+            UsageError: as ``fitted_model``.
+        """
+        if not self.families:
+            return 0.0
+        if fold not in self._forensic:
+            trained = self.folds[fold].trained
+            self._forensic[fold] = fitted_model(trained.weights, trained.state(), self.config)
+        return float(self._forensic[fold].logits([features])[0])
+
     def _outputs(self, networks: Collection[Any], frames: Tensor) -> Tensor:
         """Return the outputs of K networks for B clips, (B, K). A trunk that all networks share runs once."""
         if not self.config.of_features:
@@ -188,23 +208,18 @@ class Networks:
         seen = self._trunk(frames)
         return torch.stack([network.logits_of(seen) for network in networks], 1)
 
-    def check(self) -> None:
-        """Load every network once, to raise the errors of ``network`` before any file is decoded."""
-        for fold in self.folds:
-            self.network(fold)
-
-    def load(self) -> None:
-        """Load the networks that judge new videos."""
-        for fold in self.judges:
-            self.network(fold)
+    def load(self, folds: Iterable[int]) -> None:
+        """Load the networks of ``folds``, to raise the errors of ``network`` and ``forensic_logit`` early."""
+        for fold in folds:
+            self.forensic_logit(fold, {})
+            if self.sees_frames:
+                self.network(fold)
 
     def network(self, fold: int) -> Any:
         """Return the network of ``fold`` in evaluation mode on its device, loaded at the first call.
 
-        For forensic features it is a ``FittedModel``.
-
         Raises:
-            UsageError, FvcError: as ``Trained.built`` and ``fitted_model``.
+            UsageError, FvcError: as ``Trained.built``.
         """
         if fold not in self._networks:
             self._networks[fold] = self._loaded(fold)
@@ -212,8 +227,6 @@ class Networks:
 
     def _loaded(self, fold: int) -> Any:
         trained = self.folds[fold].trained
-        if not self.sees_frames:
-            return fitted_model(trained.weights, trained.state(), self.config)
         if self.config.of_features:
             return probe(self._trunk, self.config, arrays_of(trained.state())).eval().to(self.compute.device)
         network, cautions = trained.built(lambda: build_detector(self.config))
@@ -295,17 +308,17 @@ def score_files(networks: Networks, files: Sequence[FileToScore], *, workers: in
         OSError: a clip cannot be written.
         FvcError: as ``Networks.logits``, or the code that decodes was changed since it was loaded here.
     """
-    waiting: dict[int, FileToScore] = {}
+    waiting: dict[int, tuple[FileToScore, DecodedFile]] = {}
     if not files:
         return
     with scratch_folder(networks.config) as folder:
         clips = [folder / f"{number}.npy" for number in range(len(files))]
-        with closing(decoded_files(networks.store, files, clips, workers=workers)) as answers:
+        with closing(decoded_files(networks.store, files, clips, networks.families, workers=workers)) as answers:
             for answer in answers:
                 if answer.failure:
                     yield FileScores(answer.position, failure=answer.failure, lasts=answer.lasts)
                     continue
-                waiting[answer.position] = files[answer.position]
+                waiting[answer.position] = files[answer.position], answer
                 if len(waiting) * networks.config.clips_per_video >= networks.batch_size:
                     yield from score_clips(networks, waiting, clips)
                     waiting = {}
@@ -314,7 +327,7 @@ def score_files(networks: Networks, files: Sequence[FileToScore], *, workers: in
 
 def score_clips(
     networks: Networks,
-    files: Mapping[int, FileToScore],
+    files: Mapping[int, tuple[FileToScore, DecodedFile]],
     clips: Sequence[Path],
     *,
     seen: Callable[[int, Pixels], None] = lambda _position, _clips: None,
@@ -324,7 +337,7 @@ def score_clips(
 
     Args:
         networks: the networks of a run or bundle.
-        files: the files, by their position in ``clips``.
+        files: the files with the results of decoding them, by their position in ``clips``.
         clips: clip files; ``clips[position]`` belongs to ``files[position]``.
         seen: called with the position and the clips of each file, uint8 (N, T, 3, S, S), before it is judged.
         features: whether the results also have the inputs of the networks' heads.
@@ -338,38 +351,15 @@ def score_clips(
         load_clip_file(clips[position], video.reshape(shape), shape)
         clips[position].unlink()
         seen(position, video)
-    if not networks.sees_frames:
-        yield from _score_features(networks, files)
-        return
     scores = [FileScores(position, {}, {}) for position in positions]
-    for folds in sorted({file.folds for file in files.values()}):
-        rows = [row for row, position in enumerate(positions) if files[position].folds == folds]
+    for folds in sorted({file.folds for file, _ in files.values()}):
+        rows = [row for row, position in enumerate(positions) if files[position][0].folds == folds]
         heads = dict[int, list[Features]]() if features else None
         for row, logits in zip(rows, networks.logits(folds, videos[rows], heads).tolist(), strict=True):
-            scores[row].logits.update(zip(folds, logits, strict=True))
+            _, decoded = files[positions[row]]
+            for fold, logit in zip(folds, logits, strict=True):
+                scores[row].logits[fold] = logit + networks.forensic_logit(fold, decoded.forensic)
         for fold, (part,) in (heads or {}).items():
             for row, head in zip(rows, part, strict=True):
                 scores[row].features[fold] = head
     yield from scores
-
-
-def _score_features(networks: Networks, files: Mapping[int, FileToScore]) -> Iterator[FileScores]:
-    """Yield the scores of files by models on forensic features, which are measured here.
-
-    Args:
-        networks: the models of a run or bundle.
-        files: the files, by their position in the caller's list.
-
-    Raises:
-        UsageError: a file is to be re-encoded first, which only networks support.
-    """
-    if any(file.recipe for file in files.values()):
-        raise UsageError(f"{networks.name}: its model sees features; only networks score disturbed videos.")
-    positions, todo = list(files), [(file.path, file.content_sha256) for file in files.values()]
-    for place, values, failure in measured_features(networks.config, networks.store.recipe, todo):
-        position = positions[place]
-        logits = {
-            fold: float(networks.network(fold).logits([values])[0]) + networks.folds[fold].prior_logit
-            for fold in (() if failure else files[position].folds)
-        }
-        yield FileScores(position, logits, failure=failure)

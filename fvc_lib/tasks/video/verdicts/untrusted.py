@@ -1,28 +1,32 @@
 """Read one untrusted file that is to be judged, in a worker process.
 
-``look`` measures its facts, such as size and codec, and makes its clip from a single decoding. ``provenance_of`` reads
-its signed C2PA manifest, which states where the file comes from, with ``c2pa-python`` (extra ``app``). No list of
-trusted signers is used, so the identity of the signer is not checked.
+``look`` measures its facts, such as size and codec, and makes its clip from a single decoding. Forensic features are
+measured in the same process if ``families`` of them are named. ``provenance_of`` reads its signed C2PA manifest, which
+states where the file comes from, with ``c2pa-python`` (extra ``app``). No list of trusted signers is used, so the
+identity of the signer is not checked.
 
 Every worker imports this module, so it imports neither polars nor torch.
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fvc_lib.corpus.probing import HASH_FRAMES, HASH_SIZE, probe_file, probed
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.services.registry import View
+from fvc_lib.services.registry import FEATURES, View
 from fvc_lib.video.clips.store import clip_header, crop_code, decode_code
-from fvc_lib.video.clips.worker import make_original
+from fvc_lib.video.clips.worker import make_original, make_windows
 from fvc_lib.video.decode.clip import uniform_places
 from fvc_lib.video.decode.probe import probe_and_decode
 from fvc_lib.video.decode.source import VideoError
 from fvc_lib.video.decode.views import CropError, at_rate_of, seen_of, wanted_of
+from fvc_lib.video.features.worker import measure_video
 
 _READ = "fvc_lib.tasks.video.verdicts.untrusted:read_claims"
 _TIMEOUT_SECONDS = 60.0
@@ -56,10 +60,12 @@ def look(item: dict[str, Any]) -> dict[str, Any]:
     steps, because their clips are made from the re-encoded file.
 
     Args:
-        item: the argument of ``make_original``; its ``content_sha256``, ``seen`` and ``recipe`` are ignored.
+        item: the argument of ``make_original``; its ``content_sha256``, ``seen`` and ``recipe`` are ignored. It also
+            has ``families``, the names of the families of forensic features to measure.
 
     Returns:
-        The result of ``probe_file``. If ``make_original`` was called, its result is merged in.
+        The result of ``probe_file``, with ``forensic``: forensic features by column. If ``make_original`` was called,
+        its result is merged in.
     """
     view, path = View(**item["view"]), Path(item["source"])
     num_frames, side = item["num_frames"], item["fixed_size"]
@@ -74,13 +80,29 @@ def look(item: dict[str, Any]) -> dict[str, Any]:
                 with Path(item["target"]).open("wb") as stream:
                     stream.write(clip_header((len(frames), 3, *frames.shape[2:])))
                     stream.write(frames.data)
-                return answer
+                return answer | _forensic(item, path)
     except (VideoError, CropError, UsageError, MemoryError, OSError):
         pass
     answer = probe_file(item["source"])
     if "reason" in answer:
         return answer
-    return answer | make_original(item | {"content_sha256": answer["content_sha256"], "seen": "", "recipe": ""})
+    return answer | original(item | {"content_sha256": answer["content_sha256"], "seen": "", "recipe": ""})
+
+
+def original(item: dict[str, Any]) -> dict[str, Any]:
+    """Decode a video as ``make_original`` does, and measure its forensic features, as ``look`` returns them."""
+    return make_original(item, partial(_forensic, item))
+
+
+def windows(item: dict[str, Any]) -> dict[str, Any]:
+    """Decode a video as ``make_windows`` does, and measure its forensic features, as ``look`` returns them."""
+    return make_windows(item, partial(_forensic, item))
+
+
+def _forensic(item: dict[str, Any], path: Path) -> dict[str, Any]:
+    families = [FEATURES.get(name) for name in item["families"]]
+    columns = measure_video(path, families).values() if families else ()
+    return {"forensic": {name: value for values in columns for name, value in values.items() if math.isfinite(value)}}
 
 
 # --- The signed manifest
