@@ -109,5 +109,5 @@ def test_a_fork_is_a_run_of_its_own_beside_the_first_and_records_what_it_comes_f
         update={"epochs": 5, "num_workers": 2}
     )
     assert f"fork of {run.run_id}: epochs 3 -> 5; num_workers 0 -> 2" in done.stdout
-    assert "kept: nothing" in done.stdout
+    assert "copied from it: nothing" in done.stdout
     assert files(run) == before

@@ -167,8 +167,10 @@ class RunCommand:
         self._describe(plan)
         click.echo(f"run: {self.run.root if self.run else f'a new folder under {folder}'}")
         for planned in plan:
-            decision = "may " if planned.only_if_changed else "run " if planned.run else "skip"
-            click.echo(f"  {decision}  {planned.task.key:<28} {planned.reason}")
+            decision, only_if = "run" if planned.run else "skip", ""
+            if planned.only_if_changed:
+                decision, only_if = "maybe", ", but only if its input files change"
+            click.echo(f"  {decision:<5}  {planned.task.key:<28} {planned.reason}{only_if}")
         if self.ancestor is not None:
             self._print_fork(self.ancestor)
         if self._submits:
@@ -227,7 +229,7 @@ class RunCommand:
         changed = which_run.changes(run_config(ancestor.params_yaml), self.config)
         copied = which_run.tasks_of_fork(make_plan(self.notebooks, self.config, ancestor))
         click.echo(f"fork of {ancestor.run_id}: {which_run.in_words(changed)}")
-        click.echo(f"  kept: {', '.join(task.key for task in copied) or 'nothing'}")
+        click.echo(f"  copied from it: {', '.join(task.key for task in copied) or 'nothing'}")
         return copied, changed
 
     def _hand_to_slurm(self, run: RunPaths, make_plan: Callable[[], list[PlannedTask]]) -> int:
@@ -359,7 +361,7 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
         elif config.task in DECLARED["model"].tasks and (sees := DETECTORS.of_features(config.model)):
             raise UsageError(
                 f"model {config.model!r} reads {sees} features of videos, and task {config.task} needs a network: "
-                "run_notebooks.py detectors lists them."
+                f"{command_text('detectors')} lists them."
             )
     except FvcError as error:
         return str(error)

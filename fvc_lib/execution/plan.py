@@ -229,8 +229,8 @@ def line_of_other_code(run: RunPaths, finished: Iterable[Task]) -> str:
         return ""
     options = [text for stage in sorted({key.partition("_")[0] for key in changed}) for text in ("--force", stage)]
     return (
-        f"kept, though other code trained it: {', '.join(changed)}. Changed since: "
-        f"{in_words(set().union(*changed.values()))}. Train again: {command_text('--resume', run.root, *options)}"
+        f"not trained again, though FVC's code has changed since: {', '.join(changed)}. Changed: "
+        f"{in_words(set().union(*changed.values()))}. To train again: {command_text('--resume', run.root, *options)}"
     )
 
 

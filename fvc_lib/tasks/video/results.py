@@ -610,8 +610,9 @@ def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedS
     if not chosen:
         return "What the thresholds were chosen for is not recorded."
     point = operating_point(chosen[0].operating_point)
+    others = "predict has other rates: it keeps to its --error-rate, counts groups, and may leave a video undecided."
     if few := [one.fewest_groups for one in chosen if not one.is_calibrated]:
-        return f"In {len(few)} of {len(chosen)} folds thresholds and scores are {too_few_groups(min(few))}."
+        return f"In {len(few)} of {len(chosen)} folds thresholds and scores are {too_few_groups(min(few))}. {others}"
     on = "training videos, held out in turn," if chosen[0].is_held_out else "inner validation videos"
     sentence = f"Thresholds were chosen on {on} for {point.says}."
     blind = sum(not point.is_resolved_by(selection.num_real) for selection in chosen)
@@ -620,4 +621,4 @@ def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedS
     num_real = predictions.filter(label="real").height
     if not point.is_resolved_by(num_real):
         sentence += f" The {num_real} reals that were tested are too few to show whether it holds."
-    return sentence
+    return f"{sentence} {others}"
