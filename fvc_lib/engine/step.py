@@ -196,20 +196,21 @@ class BatchTransaction:
                 module.bound_gradients()
         self.result = BatchGradients(agreed.loss, number, agreed.micro_batch)
 
-    def loss(self, model: nn.Module, part: Batch) -> LossSum | None:
-        """Return the task's loss of one of the ``parts``; None, which ``step`` takes, if memory ran out."""
-        found, self._failure = attempt(lambda: self._task.loss(self._task.forward(model, part), part))
-        return found
+    def loss(self, model: nn.Module, part: Batch) -> LossSum:
+        """Return the task's loss of one of the ``parts``; NaN, after which ``step`` does nothing, if memory ran out."""
+        found, failure = attempt(lambda: self._task.loss(self._task.forward(model, part), part))
+        self._failure = self._failure or failure
+        return found or LossSum(torch.tensor(math.nan), torch.tensor(math.nan))
 
-    def step(self, loss: LossSum | Tensor | None) -> None:
+    def step(self, loss: LossSum | Tensor) -> None:
         """Add the gradients of a part's loss to those of the parts before it.
 
-        ``loss`` is a weighted sum, the mean over the samples of the part (a scalar tensor), or None from ``loss``.
+        ``loss`` is a weighted sum, or the mean over the samples of the part (a scalar tensor).
         """
         if isinstance(loss, Tensor):
             loss = LossSum(loss * self._size, torch.full_like(loss, self._size, requires_grad=False))
         done = None
-        if loss is not None:
+        if not self._failure:
             self._where = "backward"
             with self._precision.autocast(enabled=False):
                 _, self._failure = attempt(self._scaled(self._work, loss.total).backward)
@@ -332,7 +333,9 @@ class BatchTransaction:
         largest = min(micro_batch, len(work.batch))
         if largest < work.num_samples:
             refuse_split_batch_norm(self._model, largest, work.num_samples)
-            self._check_dropout(work)
+            if len(work.batch) and self._dropout.is_to_be_checked:  # skipped if memory does not suffice
+                attempt(partial(self._dropout.check, work.batch, partial(self._forward, work, split=True)))
+                self._restore(work)
         self._model.zero_grad(set_to_none=True)
         self._where = "forward"
 
@@ -387,15 +390,6 @@ class BatchTransaction:
         restore_random_state(work.random_state, self._device)
         for name, buffer in self._model.named_buffers():
             buffer.copy_(work.buffers[name])
-
-    def _check_dropout(self, work: _Work) -> None:
-        """Check that the model's dropout masks can be drawn per sample; skip the check if memory does not suffice.
-
-        After a success, further calls do nothing.
-        """
-        if len(work.batch) and self._dropout.is_to_be_checked:
-            attempt(partial(self._dropout.check, work.batch, partial(self._forward, work, split=True)))
-            self._restore(work)
 
 
 def attempt(compute: Callable[[], T]) -> tuple[T | None, str]:

@@ -66,11 +66,23 @@ def stack_samples(samples: Sequence[Sample]) -> Batch:
 class LossSum:
     """The loss of a batch as two numbers: the weighted sum over samples, and the sum of the weights.
 
-    Such sums can be added over micro-batches. Means cannot, if the weights of the micro-batches differ.
+    Such sums can be added over micro-batches. Means cannot, if the weights of the micro-batches differ. For a loss
+    ``2 * loss`` doubles it, ``loss + penalty`` adds a number to its mean, and ``float(loss)`` is its mean.
     """
 
     total: Tensor  # scalar with a gradient
     weight: Tensor  # scalar without a gradient
+
+    def __mul__(self, factor: float | Tensor) -> LossSum:
+        return LossSum(self.total * factor, self.weight)
+
+    def __add__(self, penalty: float | Tensor) -> LossSum:
+        return LossSum(self.total + penalty * self.weight, self.weight)
+
+    def __float__(self) -> float:
+        return float(self.total.detach() / self.weight)
+
+    __rmul__, __radd__ = __mul__, __add__
 
 
 class LossMean:

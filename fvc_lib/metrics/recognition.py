@@ -170,14 +170,6 @@ def _error_columns(values: ArrayLike, predicted: ArrayLike) -> FloatArray:
     return np.stack([np.abs(errors), errors**2, centred, centred**2, np.ones(truth.size)], axis=1)
 
 
-def _absolute(sums: FloatArray) -> FloatArray:
-    return divide(sums[:, 0], sums[:, 4])
-
-
-def _root_mean_square(sums: FloatArray) -> FloatArray:
-    return np.sqrt(divide(sums[:, 1], sums[:, 4]))
-
-
 def _explained(sums: FloatArray) -> FloatArray:
     """Return R2, (R,), from the sums of ``_error_columns`` under R sets of row weights; 1 is best.
 
@@ -191,7 +183,7 @@ def _explained(sums: FloatArray) -> FloatArray:
 
 
 _ERRORS = {
-    "mae": (_absolute, (0.0, np.inf)),
-    "rmse": (_root_mean_square, (0.0, np.inf)),
+    "mae": (lambda sums: divide(sums[:, 0], sums[:, 4]), (0.0, np.inf)),
+    "rmse": (lambda sums: np.sqrt(divide(sums[:, 1], sums[:, 4])), (0.0, np.inf)),
     "r2": (_explained, (-np.inf, 1.0)),
 }

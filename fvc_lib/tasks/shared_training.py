@@ -547,16 +547,20 @@ class OpenTraining(Generic[R]):
                 self._trained.append(trained)
             self._open = opened.pop_all()
 
-    def loss(self, network: nn.Module, batch: Batch) -> LossSum | None:
-        """Return the task's loss of a batch, as sums over the samples; None, which ``step`` takes, if memory ran out.
+    def loss(self, network: nn.Module, batch: Batch) -> LossSum:
+        """Return the task's loss of a batch, which can be multiplied, and to which a scalar can be added.
 
-        If memory runs out here or in ``step``, the effective batch begins again with half as many samples at once. A
-        loss that the caller computes must fit into memory.
+        If memory runs out here or in ``step``, the loss is NaN, and the effective batch begins again with half as many
+        samples at once. A loss that the caller computes must fit into memory.
         """
         return self._engine.transaction.loss(network, batch)
 
-    def step(self, loss: LossSum | Tensor | None) -> None:
-        """Compute the gradients of a batch's loss: that of ``loss``, or a scalar tensor, the mean over the samples."""
+    def step(self, loss: LossSum | Tensor) -> None:
+        """Compute the gradients of a batch's loss: that of ``loss``, or a scalar tensor, the mean over the samples.
+
+        The optimizer's step follows when the loop goes on. The log has the norm of its gradients, before they are
+        clipped, as ``train_gradient_norm``.
+        """
         self._engine.transaction.step(loss)
 
     def finish(self) -> TrainingOutcome[R]:

@@ -154,8 +154,9 @@ class RecordedSelection:
         uncalibrated = "" if chosen.is_calibrated else f" {too_few_groups(chosen.fewest_groups).capitalize()}."
         return (
             f"Chosen on {chosen.num_videos} {on} of {chosen.num_groups} groups ({chosen.num_real} "
-            f"real, {chosen.num_fake} fake) and recorded before the outer fold's labels were opened; until now they "
-            f"were opened {self.openings} times, {self.earlier} of them for other selections.{uncalibrated}"
+            f"real, {chosen.num_fake} fake) and recorded before the outer fold's labels were opened. Openings "
+            f"by this training: {self.openings}, for other selections: {self.earlier}; 05_kfold_results counts "
+            f"trainings that were replaced.{uncalibrated}"
         )
 
 

@@ -73,6 +73,10 @@ _KNOWN, _FEATURES, _WEIGHTS = "known_videos.parquet", "features.safetensors", "w
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
+class CellNetworkError(UsageError):
+    """A network stands in the cell of a notebook, so that no other program can build it."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """The result of judging one file.
@@ -590,6 +594,12 @@ def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
             f"{paths.run_id}: {name_of(fold)} is not finished, so there is no network to ask. Name another run, or "
             f"finish this one: {command_text('--resume', paths.root, *more)}"
         )
+    if (kind := outcome.network.name).startswith("__main__."):
+        raise CellNetworkError(
+            f"{paths.run_id}, {name_of(fold)}: its network {kind.removeprefix('__main__.')} stands in a notebook's "
+            "cell, where no command finds it. To ask it about files, put the class into one, and train with "
+            "-p model FILE.py:CLASS."
+        )
     training, chosen = outcome.training, outcome.training.selection
     trained = Trained(
         name=f"{paths.run_id}, {name_of(fold)}",
@@ -658,7 +668,8 @@ def known_videos(
 def write_features(paths: RunPaths, *, final: bool = False) -> None:
     """Store the features of a run's tested videos, with which ``predict`` compares new files.
 
-    If weights of the folds are gone, for example deleted by ``clean --models``, nothing is written.
+    If weights of the folds are gone, for example deleted by ``clean --models``, nothing is written. For a network that
+    stands in a notebook's cell, a sentence is printed instead.
 
     Args:
         paths: the run; its clips must be in the store, else no features are stored.
@@ -671,7 +682,11 @@ def write_features(paths: RunPaths, *, final: bool = False) -> None:
     weights = [paths.fold_checkpoints(fold) / BEST for fold in range(run_config(paths.params_yaml).num_trainings)]
     if not final and not all(file.is_file() for file in weights):
         return
-    detector = VideoDetector.of_run(paths, final=final)
+    try:
+        detector = VideoDetector.of_run(paths, final=final)
+    except CellNetworkError as error:
+        print(error)
+        return
     networks, distance = detector.networks, distance_of(detector.networks, detector.known)
     arrays = distance.arrays() if distance else {}
     arrays[_WEIGHTS] = np.frombuffer(networks.digests, np.uint8)
