@@ -155,6 +155,8 @@ class IndexReport:
     num_known: int  # number of files that were not probed again because they are unchanged
     summary: pl.DataFrame  # table ``what value`` of counts as text
     rejected: pl.DataFrame  # table ``reason videos``: number of rejected files by reason, most frequent first
+    # Table ``label rows sources with_a_file`` of the annotations: of all, of distinct ones, of those with a file.
+    labels: pl.DataFrame
     notes: tuple[str, ...]  # sentences for the user
 
 
@@ -232,7 +234,9 @@ def build_index(
     elif annotations.is_empty():
         raise DataError(f"corpus {listing.shown!r}: its label tables hold no row. Give a corpus with annotations.")
     reasons = rejected.group_by("reason").agg(videos=pl.len()).sort("videos", "reason", descending=[True, False])
-    return IndexReport(num_known, _summary(listing, index, rejected), reasons, notes)
+    counts = {"rows": pl.len(), "sources": pl.col("source_id").n_unique(), "with_a_file": pl.col("is_present").sum()}
+    labels = annotations.group_by("label").agg(**counts).sort("rows", "label", descending=[True, False])
+    return IndexReport(num_known, _summary(listing, index, rejected), reasons, labels, notes)
 
 
 def probe_listing(

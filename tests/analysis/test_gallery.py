@@ -48,10 +48,13 @@ def test_examples_take_classes_in_turn_from_the_training_part_and_one_of_a_group
 
 
 def test_a_picture_that_is_gone_is_marked_and_names_stay_text_in_the_report() -> None:
-    rows = image_predictions_of(images_of()).head(3)
-    paths = ["a/picture 1 .jpg", "a/picture 2 .jpg", f"a/picture 3 {HOSTILE}.jpg"]
-    rows = rows.with_columns(path=pl.Series(paths), predicted_label=pl.lit(HOSTILE))
-    gallery = galleries.mistaken_images(rows, 30, 3, ROOT, read_picture)
+    rows = image_predictions_of(images_of()).head(5)
+    paths = ["a/picture 1 .jpg", "a/picture 2 .jpg", f"a/picture 3 {HOSTILE}.jpg", "a/picture 4 .jpg", "right"]
+    called, sure = pl.Series([*[HOSTILE] * 4, rows["class_label"][4]]), pl.Series([0.7, 0.9, 0.8, 0.6, 1.0])
+    rows = rows.with_columns(path=pl.Series(paths), predicted_label=called, probability=sure)
+    gallery = galleries.mistaken_images(rows, ROOT, read_picture, count=3)
+    assert [card.shows for card in gallery.cards] == [paths[1], paths[2], paths[0]]
+    assert gallery.caption == "4 of n = 5 test images are recognised wrongly; 3 are shown"
     html = gallery._repr_html_()
     assert len(pictures(html)) == 2
     assert html.count(GONE) == 1

@@ -140,6 +140,7 @@ def test_one_content_is_one_video_and_joins_its_groups(tmp_path: Path, make_vide
         ("same_content", "g5", "g6"),
     }
     assert dict(made.report.summary.rows())["labelled videos lost"] == "40.0%"
+    assert made.report.labels.rows() == [("real", 4, 4, 4), ("fake", 3, 3, 3)]
     assert "'e.mp4', 'f.mp4'" in by_path(made.rejected, "detail")["f.mp4"]
 
 

@@ -18,12 +18,13 @@ from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.video.calibration import SELECTION, RecordedSelection, record_selection, select
 from fvc_lib.tasks.video.data import ClipRow, FoldClips, SealedFold
-from fvc_lib.tasks.video.results import earlier_openings, operating_sentence
+from fvc_lib.tasks.video.results import chosen_table, earlier_openings, operating_sentence
 from fvc_lib.tasks.video.verdicts.rule import at_prior
 
 LABELS = np.repeat([0, 1], 30)
 LOGITS = 6 * (LABELS - 0.4) + np.random.default_rng(4).normal(0, 4, LABELS.size)  # far too sure of itself
-TESTED = pl.DataFrame({"label": ["real"] * 50})
+TESTED = pl.DataFrame({"label": "real", "fold": np.repeat([0, 1, 2], [20, 20, 10]), "group_id": "g", "score": 0.3})
+TESTED = TESTED.with_columns(temperature=pl.lit(2.0), threshold=pl.lit(0.5))
 
 
 def chosen(logits=LOGITS, fewest_groups=6, **options):
@@ -79,6 +80,12 @@ def test_an_operating_point_moves_the_threshold_and_reals_that_do_not_suffice_ar
     of_strict = operating_sentence(TESTED, [recorded(operating_point="fpr=0.01")])
     assert "In 1 of 1 folds" in of_strict
     assert "The 50 reals that were tested" in of_strict
+
+
+def test_the_table_of_choices_says_where_no_epoch_was_chosen_or_nothing_recorded():
+    table = chosen_table(TESTED, [None, recorded(best_epoch=0), recorded()])
+    known = table.select("num_test_videos", "epoch", "num_inner_groups").rows()
+    assert known == [(20, None, None), (20, None, 12), (10, 2, 12)]
 
 
 @pytest.mark.parametrize("text", ["fpr=1", "fpr=0", "cost=0:1", "fpr", "0.5", "5:1"])

@@ -168,19 +168,21 @@ def example_images(
     return Gallery(cards_of(rows, _picture_of(root, read)), caption)
 
 
-def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, root: Path, read: ReadPicture) -> Gallery:
-    """Return a gallery of images whose class was predicted wrongly.
+def mistaken_images(predictions: pl.DataFrame, root: Path, read: ReadPicture, *, count: int = 12) -> Gallery:
+    """Return a gallery of the images whose class was predicted wrongly with the highest probabilities.
 
     Args:
-        mistakes: the rows of ``tables.IMAGE_PREDICTIONS`` to show, in this order.
-        num_images: number of all test images.
-        num_wrong: number of all wrongly recognised test images, shown or not.
+        predictions: rows of ``tables.IMAGE_PREDICTIONS``, all test images.
         root: folder that the paths of the images are relative to.
         read: returns the pixels of a file.
+        count: the most images.
     """
+    wrong = predictions.filter(pl.col("class_label") != pl.col("predicted_label"))
+    rows = wrong.sort("probability", "image_id", descending=[True, False]).head(count)
     called = pl.format("called {}, with probability {}", "predicted_label", pl.col("probability").round(2))
-    rows = mistakes.with_columns(title="class_label", lines=pl.concat_list(called))
-    caption = f"{num_wrong:,} of n = {num_images:,} test images are recognised wrongly; {mistakes.height} are shown"
+    counted = f"{wrong.height:,} of n = {predictions.height:,} test images"
+    caption = f"{counted} are recognised wrongly; {rows.height} are shown"
+    rows = rows.with_columns(title="class_label", lines=pl.concat_list(called))
     return Gallery(cards_of(rows, _picture_of(root, read)), caption)
 
 

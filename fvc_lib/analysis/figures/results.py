@@ -5,8 +5,6 @@ PREDICTIONS in ``services.tables``. ``confidence`` is the coverage of the interv
 predictor that the model must beat.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
@@ -76,33 +74,6 @@ def control_table(results: pl.DataFrame) -> pl.DataFrame:
     rows = results.filter((pl.col("scope") == BY_VIDEO) & ~of_model)
     source = pl.col("source").map_elements(wording.source_name, pl.String)
     return rows.select(*_METRIC, source, "value").pivot("source", index=["metric", "better"], values="value")
-
-
-def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int | None, int, int]]) -> pl.DataFrame:
-    """Return the values that were chosen on the training groups of each fold, one row per fold.
-
-    They are the temperature, the threshold and the epoch.
-
-    Args:
-        predictions: predictions of all folds.
-        epochs: maps a fold to ``(chosen epoch, number of videos, number of groups)``. The numbers count the inner
-            validation part.
-
-    Returns:
-        The columns ``fold temperature threshold num_test_videos num_test_groups called_fake_share epoch
-        num_inner_videos num_inner_groups``. Null means not recorded. ``called_fake_share`` is the share of test videos
-        called fake.
-    """
-    names = ["fold", "epoch", "num_inner_videos", "num_inner_groups"]
-    rows = [(fold, *chosen) for fold, chosen in epochs.items()]
-    inner = pl.DataFrame(rows, schema=dict.fromkeys(names, pl.Int64), orient="row")
-    outer = predictions.group_by("fold").agg(
-        pl.col("temperature", "threshold").first(),
-        num_test_videos=pl.len(),
-        num_test_groups=pl.col("group_id").n_unique(),
-        called_fake_share=(pl.col("score") >= pl.col("threshold")).mean(),
-    )
-    return outer.sort("fold").join(inner, on="fold", how="left", maintain_order="left")
 
 
 def audit_table(audit: pl.DataFrame) -> pl.DataFrame:

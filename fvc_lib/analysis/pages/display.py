@@ -27,7 +27,7 @@ _BY_SUFFIX: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 _HEADINGS = {
     "run_id": "Run", "video_id": "Video", "group_id": "Group", "peak_rss_bytes": "Peak memory", "auc": "ROC AUC",
-    "score_low": "from", "score_high": "to",
+    "score_low": "from", "score_high": "to", "std": "Standard deviation",
 }  # fmt: skip
 # JupyterLab aligns every cell to the right. Only a style attribute of the cell overrides it.
 _LEFT = ' style="text-align:left"'

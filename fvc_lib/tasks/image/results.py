@@ -68,15 +68,6 @@ def _require(due: pl.DataFrame, made: pl.DataFrame, columns: list[str], name: st
         raise DataError(f"{name}: not the rows of the test part. Run 10_image_recognition again.")
 
 
-def worst_mistakes(predictions: pl.DataFrame, number: int = 12) -> pl.DataFrame:
-    """Return the wrong predictions with the highest probabilities, at most ``number``, the highest first.
-
-    ``predictions`` is IMAGE_PREDICTIONS, and so is the result.
-    """
-    wrong = predictions.filter(pl.col("class_label") != pl.col("predicted_label"))
-    return wrong.sort("probability", "image_id", descending=[True, False]).head(number)
-
-
 def _class_rows(trained: pl.Series, predictions: pl.DataFrame, config: RunConfig) -> list[Row]:
     """Return the result rows on classes, of the model and of the control that predicts the most frequent class.
 

@@ -599,6 +599,33 @@ def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFram
     return pl.DataFrame(rows, schema=_CONFUSION, orient="row")
 
 
+def chosen_table(predictions: pl.DataFrame, selections: Sequence[RecordedSelection | None]) -> pl.DataFrame:
+    """Return the values that were chosen on the training groups of each fold, one row per fold.
+
+    They are the temperature, the threshold and the epoch.
+
+    Args:
+        predictions: PREDICTIONS schema, all folds together.
+        selections: the record of every fold's choices; None: missing.
+
+    Returns:
+        The columns ``fold temperature threshold num_test_videos num_test_groups called_fake_share epoch
+        num_inner_videos num_inner_groups``. The last two count the videos that chose. Null means not recorded, or that
+        no epoch was chosen. ``called_fake_share`` is the share of test videos called fake.
+    """
+    names = ["fold", "epoch", "num_inner_videos", "num_inner_groups"]
+    known = [(fold, record.selection) for fold, record in enumerate(selections) if record]
+    rows = [(fold, one.best_epoch or None, one.num_videos, one.num_groups) for fold, one in known]
+    inner = pl.DataFrame(rows, schema=dict.fromkeys(names, pl.Int64), orient="row")
+    outer = predictions.group_by("fold").agg(
+        pl.col("temperature", "threshold").first(),
+        num_test_videos=pl.len(),
+        num_test_groups=pl.col("group_id").n_unique(),
+        called_fake_share=(pl.col("score") >= pl.col("threshold")).mean(),
+    )
+    return outer.sort("fold").join(inner, on="fold", how="left", maintain_order="left")
+
+
 def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedSelection | None]) -> str:
     """Return a text on the goal that the thresholds were chosen for, and on whether there are enough reals for it.
 

@@ -174,6 +174,21 @@ def first_look(paths: RunPaths, config: RunConfig, fold: int) -> tuple[list[str]
     return list(step.lines), [step.network, step.tensors], step.batch
 
 
+def counts_table(outcome: TrainingOutcome[TrainingSummary]) -> pl.DataFrame:
+    """Return a table ``part number`` of the videos and clips that a training used, one row for each kind."""
+    done = outcome.training
+    rows = [
+        ("training videos", outcome.num_train),
+        ("training clips with augmented copies", outcome.num_train_samples),
+        ("videos that chose", outcome.num_validation),
+        ("outer test videos", outcome.num_test),
+        ("videos without a clip", len(outcome.missing)),
+        ("clips in memory at once", done.micro_batch),
+        ("steps skipped for a loss that was not finite", done.nonfinite_steps),
+    ]
+    return pl.DataFrame(rows, schema=["part", "number"], orient="row")
+
+
 def fold_training(paths: RunPaths, config: RunConfig, fold: int | None = None) -> Training[TrainingSummary]:
     """Return the training on clips for an outer fold, or on all groups (None); raises as ``train_fold``."""
     return _training(paths, config, *read_fold(paths, config, fold))
