@@ -24,7 +24,9 @@ from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import command_text
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.tasks.shared_training import LOOP
 from tests.analysis.conftest import notebook
 
 MODEL = Score("model", 0.8, 0.7, 0.9)
@@ -217,9 +219,14 @@ def test_what_must_be_said_of_a_run_names_leaks_damage_and_how_it_was_asked_for(
     leak = {"check": "official_split_leaks", "count": 7, "number": None, "finding": "7 groups leak.", "passed": None}
     added = pl.DataFrame([row, leak], schema=audit.schema)
     tables.write_table(pl.concat([audit, added]), tables.LEAKAGE_AUDIT, run.leakage_audit)
+    read = {"fingerprint": {"inputs": {"params.yaml": "that of another file", "kfold_results.csv": "missing"}}}
+    write_document(run.stage_checkpoint("05_kfold_results"), read)
+    write_document(run.fold_checkpoints(0) / LOOP, {"loop": {}, "network": ["__main__.MyNet", ""]})
     assert run_cautions(run) == (
         "The leakage audit did not pass: g lies in two folds.",
         "7 groups leak.",
+        f"Written again since these results: params.yaml. Go on: {command_text('--resume', run.root)}",
+        "Trained was MyNet of a notebook's cell, not the model that the parameters name.",
         "Labels were shuffled by group on purpose: anything but chance would be a leak.",
     )
 

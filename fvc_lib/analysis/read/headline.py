@@ -42,16 +42,17 @@ from fvc_lib.analysis.wording import (
     subject_name,
 )
 from fvc_lib.metrics.intervals import is_above_control
-from fvc_lib.services.atomic_files import as_text, path_to_text
+from fvc_lib.services.atomic_files import as_text, content_hash, path_to_text
 from fvc_lib.services.code_versions import mixed_code
 from fvc_lib.services.config import RESCALE_RATE
 from fvc_lib.services.errors import command_text
-from fvc_lib.services.records.digests import run_damage
+from fvc_lib.services.records.digests import read_document, run_damage
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, is_ensemble, list_runs
 from fvc_lib.services.tables import IMAGES, LEAKAGE_AUDIT, TASK_RESULTS
 from fvc_lib.services.tasks import (
     DEFAULT_TASK,
     KFOLD,
+    KFOLD_RESULTS,
     OFFICIAL,
     PROTOCOLS,
     TASKS,
@@ -332,16 +333,23 @@ def run_cautions(run: RunPaths) -> tuple[str, ...]:
     """Return sentences on the limits of a run that belong next to any of its numbers, the worst first.
 
     They are about a trial (a run on part of its corpus), damaged files, failed leakage checks, leaks of the official
-    split, folds trained by different code, and parameters that limit what scores show, such as shuffled labels. The
-    verdict against the controls is not included. It is in ``run_headline``.
+    split, tables that are newer than the results, networks of a notebook's cell, folds trained by different code, and
+    parameters that limit what scores show, such as shuffled labels. The verdict against the controls is not included.
+    It is in ``run_headline``.
     """
     parameters = run_parameters(run)
     audit = [f"The leakage audit did not pass: {clean_text(finding)}" for finding in audit_failures(run)]
     leaks = official_leaks(parameters, leakage_audit_of(run).frame)
     mixed = mixed_code(sorted(run.root.glob("checkpoints/fold_*")))
     code = f"The folds were trained by different code: {mixed}." if mixed else ""
-    cautions = (trial_caution(parameters), *run_damage(run.root), *audit, leaks, code, *parameter_cautions(parameters))
-    return tuple(dict.fromkeys(filter(None, cautions)))
+    inputs = read_document(run.stage_checkpoint(KFOLD_RESULTS)).get("fingerprint", {}).get("inputs", {})
+    newer = [name for name, was in inputs.items() if (file := run.root / name).is_file() and content_hash(file) != was]
+    again = f"Written again since these results: {', '.join(newer)}. Go on: {command_text('--resume', run.root)}"
+    trained = [read_document(path).get("network", [""])[0] for path in run.root.glob("checkpoints/fold_*/loop.json")]
+    own = sorted({name.removeprefix("__main__.") for name in trained if name.startswith("__main__.")})
+    cell = f"Trained was {', '.join(own)} of a notebook's cell, not the model that the parameters name."
+    found = (*run_damage(run.root), *audit, leaks, again * bool(newer), cell * bool(own), code)
+    return tuple(dict.fromkeys(filter(None, (trial_caution(parameters), *found, *parameter_cautions(parameters)))))
 
 
 def parameter_cautions(parameters: Mapping[str, object]) -> list[str]:
