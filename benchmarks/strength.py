@@ -142,10 +142,8 @@ def from_corpus_to_corpus(config: RunConfig, trained: Corpus, tested: Corpus) ->
     """Return the scores of ``tested`` by a model or network that learned ``trained``."""
     rows = clip_rows(tested.everything)
     if config.of_features:
-        arrays = classical.fitted_arrays(
-            config, trained.source, rows_to_fit(trained.everything, trained.source, config)
-        )
-        logits = classical.logits_of(config, arrays, tested.source.of(rows))
+        found = classical.fitted(config, trained.source, rows_to_fit(trained.everything, trained.source, config))
+        logits = classical.logits_of(config, found.arrays, tested.source.of(rows))
     else:
         logits = train_network(config, trained.source, trained.everything, None)(tested.source, rows)
     return tested.everything.with_columns(score=pl.Series(logits))

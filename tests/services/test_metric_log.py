@@ -83,7 +83,7 @@ def test_a_full_disk_stops_nothing_and_the_log_says_how_many_lines_it_lost(small
     lines = path.read_text().splitlines()
     rows = [json.loads(line) for line in lines if line.endswith("}")]
     assert len(lines) - len(rows) <= 1  # torn when the disk was full, and ended before the next line
-    assert len(rows) == 2 * 160 - lost
+    assert len(rows) - (2 * 160 - lost) in (0, 1)  # nothing is lost of a line that is cut before its line end
     assert [row["step"] for row in rows[-20:]] == [step for step in range(150, 160) for _ in range(2)]
     first, last = [record.getMessage() for record in caplog.records]
     assert str(path) in first

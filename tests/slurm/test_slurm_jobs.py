@@ -19,7 +19,7 @@ def stage(name: str, *needs: str, per_fold: bool = False) -> Stage:
 
 def test_the_pipeline_is_a_job_an_array_and_a_job_each_after_the_one_before():
     before, folds, after = plan_jobs(all_tasks(), CONFIG, SITE)
-    assert before.stages == ("01_data_index", "02_folds", "03_augmentation")
+    assert before.stages == ("01_data_index", "02_folds", "03_augmentation", "03b_forensic_features")
     assert (before.folds, before.needs) == (None, ())
     assert (folds.name, folds.folds, folds.needs) == ("04_fold_training", (0, 1, 2), (before.name,))
     assert after.stages == ("05_kfold_results", "06_analysis_dashboard", "07_memory_report")

@@ -62,5 +62,5 @@ def test_a_dry_run_shows_scripts_and_commands_and_writes_nothing(tmp_path):
     run = tmp_path / "run_1"
     shown = describe(plan_jobs(tasks_in_order(CONFIG), CONFIG, SITE), run, SITE)
     assert shown.count("#!/usr/bin/env bash") == 3
-    assert "--dependency=afterok:<id of 01_data_index_to_03_augmentation> --kill-on-invalid-dep=yes" in shown
+    assert "--dependency=afterok:<id of 01_data_index_to_03b_forensic_features> --kill-on-invalid-dep=yes" in shown
     assert list(tmp_path.iterdir()) == []

@@ -266,7 +266,7 @@ def fit(
         StoppedError: ``stop`` returned True between two candidates.
     """
     began, labels = time.monotonic(), labels_of(clips.validation)
-    found = _fitted(config, source, clips.train, stop)
+    found = fitted(config, source, clips.train, stop)
     for number, candidate in enumerate(found.candidates, start=1):
         log.log(step=number, epoch=1, phase="candidates", metrics={"inner_loss": candidate.inner_loss})
     weights = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in found.arrays.items()}
@@ -357,7 +357,7 @@ def logits_of(config: RunConfig, arrays: Arrays, values: FloatArray) -> FloatArr
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
     """The result of a search over candidate settings on training rows.
 
     N is the number of rows without pseudo-fakes, which are reals whose face was blended with itself.
@@ -376,7 +376,9 @@ class _Found:
     held_out: FloatArray
 
 
-def _fitted(config: RunConfig, source: Source, train: Sequence[ClipRow], stop: Callable[[], bool]) -> _Found:
+def fitted(
+    config: RunConfig, source: Source, train: Sequence[ClipRow], stop: Callable[[], bool] = lambda: False
+) -> Found:
     """Choose settings on inner folds of the rows ``train``, and fit the model to all of them.
 
     A pseudo-fake (a real whose face was blended with itself) is in the inner fold of that real. Models are fitted to
@@ -390,7 +392,7 @@ def _fitted(config: RunConfig, source: Source, train: Sequence[ClipRow], stop: C
     labels, values, first = labels_of(train), source.of(train), 0
     class_weights = np.array(data.class_weights(train) if config.class_balance == "loss" else (1.0, 1.0))
     judged = np.array([not row.is_pseudo_fake for row in train])
-    folds, views = data.inner_folds(train, INNER_FOLDS, config.seed), dict[str, _Found]()
+    folds, views = data.inner_folds(train, INNER_FOLDS, config.seed), dict[str, Found]()
     for view, size in Counter(column.view for column in source.columns).items():
         rows = _Rows(values[..., first : first + size], labels, class_weights[labels])
         views[view], first = _fitted_view(model_of(config), rows, judged, folds, stop), first + size
@@ -409,12 +411,12 @@ def _fitted(config: RunConfig, source: Source, train: Sequence[ClipRow], stop: C
     held_out_logits = shares @ held_out
     settings = {**views[_FRAMES].best.settings, **dict(zip(views, shares.tolist(), strict=True))}
     best = Candidate(settings, held_out_loss(labels[judged], held_out_logits, class_weights[labels][judged]))
-    return _Found(arrays, best, (best,), held_out_logits)
+    return Found(arrays, best, (best,), held_out_logits)
 
 
 def _fitted_view(
     model: ClassicalModel, rows: "_Rows", judged: IntArray, folds: IntArray, stop: Callable[[], bool]
-) -> _Found:
+) -> Found:
     """Choose settings for one view; ``folds`` are the inner folds of ``rows``, ``judged`` marks rows with a loss."""
     candidates, held_out, labels = list[Candidate](), list[FloatArray](), rows.labels
     for settings in model.candidates:
@@ -426,12 +428,7 @@ def _fitted_view(
     # Take the first, simplest candidate if several are equal.
     best = int(np.argmin([candidate.inner_loss for candidate in candidates]))
     arrays = rows.fit(model, model.candidates[best])
-    return _Found(arrays, candidates[best], tuple(candidates), held_out[best])
-
-
-def fitted_arrays(config: RunConfig, source: Source, train: Sequence[ClipRow]) -> Arrays:
-    """Return the arrays of the model, fitted to all rows of ``train`` with settings chosen on inner folds."""
-    return _fitted(config, source, train, lambda: False).arrays
+    return Found(arrays, candidates[best], tuple(candidates), held_out[best])
 
 
 def out_of_fold_logits(config: RunConfig, source: Source, folds: pl.DataFrame) -> pl.DataFrame:
@@ -442,9 +439,8 @@ def out_of_fold_logits(config: RunConfig, source: Source, folds: pl.DataFrame) -
     """
     scored = []
     for (fold,), tested in folds.sort("video_id").partition_by("fold", as_dict=True, maintain_order=True).items():
-        fitted = data.rows_to_fit(folds.filter(pl.col("fold") != fold), source, config)
-        arrays = fitted_arrays(config, source, fitted)
-        logits = logits_of(config, arrays, source.of(data.clip_rows(tested)))
+        rows = data.rows_to_fit(folds.filter(pl.col("fold") != fold), source, config)
+        logits = logits_of(config, fitted(config, source, rows).arrays, source.of(data.clip_rows(tested)))
         scored.append(tested.with_columns(score=pl.Series(logits)))
     return pl.concat(scored).sort("video_id")
 

@@ -1,6 +1,6 @@
 """Measure facts about a video file: format, size, number of frames, rate, and statistics of its packets."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -10,7 +10,7 @@ from av.video.frame import VideoFrame
 
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.video.decode.clip import Clip, PlacesOf
-from fvc_lib.video.decode.decoding import decode
+from fvc_lib.video.decode.decoding import Sink, decode
 from fvc_lib.video.decode.file_parts import picture_names
 from fvc_lib.video.decode.frame_table import NO_PTS, FrameTable, Seconds, read_frame_table, seconds_of
 from fvc_lib.video.decode.pixels import FrameSink, Orientation
@@ -129,12 +129,18 @@ def probe_video(path: AnyPath) -> VideoProbe:
     return probe_and_decode(path, [])[0]
 
 
-def probe_and_decode(path: AnyPath, wanted: Sequence[tuple[PlacesOf, int | None]]) -> tuple[VideoProbe, list[Clip]]:
+def probe_and_decode(
+    path: AnyPath,
+    wanted: Sequence[tuple[PlacesOf, int | None]],
+    sink_besides: Callable[[VideoSource, FrameTable, int], Sink] | None = None,
+) -> tuple[VideoProbe, list[Clip]]:
     """Return the facts of ``probe_video`` and some clips, which are decoded in the same pass.
 
     Args:
         path: a local file.
         wanted: one tuple (``places_of``, ``size``) per clip, as ``clip.decode_places`` takes them.
+        sink_besides: function that returns one more receiver of frames, of the open video, its packets and its number
+            of frames. It is called for every attempt at decoding. None: no further receiver.
 
     Returns:
         A tuple: the facts, and a list with one clip per entry of ``wanted``.
@@ -144,7 +150,8 @@ def probe_and_decode(path: AnyPath, wanted: Sequence[tuple[PlacesOf, int | None]
     """
 
     def sink_of(source: VideoSource, count: int, _: Seconds | None) -> _ProbeSink:
-        return _ProbeSink([FrameSink(source, size, places_of(count)) for places_of, size in wanted])
+        clips = [FrameSink(source, size, places_of(count)) for places_of, size in wanted]
+        return _ProbeSink(clips, [sink_besides(source, table, count)] if sink_besides else [])
 
     path = Path(path)
     with open_video(path) as opened:
@@ -183,17 +190,17 @@ def probe_and_decode(path: AnyPath, wanted: Sequence[tuple[PlacesOf, int | None]
 
 
 class _ProbeSink:
-    """A sink (receiver of decoded frames) that collects several clips of a video, and facts about its first frame."""
+    """A sink (receiver of decoded frames) that serves other sinks, and collects facts about the first frame."""
 
-    def __init__(self, clips: Sequence[FrameSink]) -> None:
-        self.clips = clips
-        self.wanted = {0}.union(*(clip.wanted for clip in clips))
+    def __init__(self, clips: Sequence[FrameSink], others: Sequence[Sink]) -> None:
+        self.clips, self._sinks = clips, [*clips, *others]
+        self.wanted = {0}.union(*(sink.wanted for sink in self._sinks))
         self.pixel_format, self.width, self.height, self.orientation = "", 0, 0, Orientation()
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Pass the frame to the sinks of all clips, and record facts if it is the first (``place`` 0)."""
-        for clip in self.clips:
-            clip.offer(place, frame)
+        """Pass the frame to all sinks, and record facts if it is the first (``place`` 0)."""
+        for sink in self._sinks:
+            sink.offer(place, frame)
         if place == 0:
             self.pixel_format, self.width, self.height = frame.format.name, frame.width, frame.height
             self.orientation = Orientation.tagged_on(frame) or Orientation()

@@ -267,17 +267,7 @@ def sample_video(path: AnyPath) -> Sample:
     """
     with open_video(path) as opened:
         table = read_frame_table(opened)
-        stream = stream_of(opened, table)
-        sink = decode(opened, table, lambda opened, count, _: _SampleSink(opened, run_places(count))).sink
-    frames = sink.seen.values()
-    stream = replace(
-        stream,
-        frame_types="".join(frame.letter for frame in frames),
-        qp=np.array([frame.qp for frame in frames], np.float32),
-        intra=np.array([frame.intra for frame in frames], np.float32),
-        motion=np.concatenate([frame.motion for frame in frames]),
-    )
-    return Sample(sink.runs(), stream)
+        return decode(opened, table, lambda opened, count, _: SampleSink(opened, table, count)).sink.sample()
 
 
 @dataclass(frozen=True)
@@ -303,35 +293,49 @@ class _Seen:
     motion: Float32
 
 
-class _SampleSink:
-    """A sink (receiver of decoded frames) that stores the measured parts (``_Seen``) of every wanted frame."""
+class SampleSink:
+    """A sink (receiver of decoded frames) that stores the measured parts (``_Seen``) of every wanted frame.
 
-    def __init__(self, opened: VideoSource, runs: Sequence[IntArray]) -> None:
+    Args:
+        opened: the video, before it is decoded.
+        table: its packets.
+        count: number of its frames.
+    """
+
+    def __init__(self, opened: VideoSource, table: FrameTable, count: int) -> None:
         context = opened.stream.codec_context
         context.options = {**context.options, "export_side_data": "venc_params"}
         context.flags2 = int(context.flags2) | int(Flags2.export_mvs)
-        self.wanted = set(np.concatenate(runs).tolist())
-        self.seen: dict[int, _Seen] = {}
-        self._runs, self._reformatter = runs, VideoReformatter()
+        self._runs, self._reformatter = run_places(count), VideoReformatter()
+        self.wanted = set(np.concatenate(self._runs).tolist())
+        self._seen: dict[int, _Seen] = {}
+        self._stream = stream_of(opened, table)
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
         """Measure a frame if it is wanted; ``decode.decoding.Sink`` describes the arguments."""
         if place is not None and place in self.wanted:
             tiles, small = _luma(frame, self._reformatter)
-            self.seen[place] = _Seen((frame.height, frame.width), tiles, small, *_exported(frame))
+            self._seen[place] = _Seen((frame.height, frame.width), tiles, small, *_exported(frame))
             self.wanted.discard(place)
 
-    def runs(self) -> tuple[Run, ...]:
-        """Return the runs in order of time. Call it after all wanted frames were received.
+    def sample(self) -> Sample:
+        """Return the sample. Call it after all wanted frames were received.
 
         A run ends early where the frame size changes.
         """
-        runs = []
+        frames, runs = self._seen.values(), []
         for places in self._runs:
-            first, *others = (self.seen[place] for place in places.tolist())
+            first, *others = (self._seen[place] for place in places.tolist())
             alike = [first, *takewhile(lambda other, shape=first.shape: other.shape == shape, others)]  # type: ignore[misc]
             runs.append(Run(np.stack([frame.tiles for frame in alike]), np.stack([frame.small for frame in alike])))
-        return tuple(runs)
+        stream = replace(
+            self._stream,
+            frame_types="".join(frame.letter for frame in frames),
+            qp=np.array([frame.qp for frame in frames], np.float32),
+            intra=np.array([frame.intra for frame in frames], np.float32),
+            motion=np.concatenate([frame.motion for frame in frames]),
+        )
+        return Sample(tuple(runs), stream)
 
 
 def _luma(frame: VideoFrame, reformatter: VideoReformatter) -> tuple[Float32, Float32]:

@@ -48,16 +48,18 @@ def measured(sample: Sample, family: FeatureFamily) -> dict[str, float]:
         raise FamilyError(f"feature family {family.name!r} fails: {type(error).__name__}: {error}") from error
 
 
-def measure_video(path: AnyPath, families: Sequence[FeatureFamily]) -> dict[str, dict[str, float]]:
+def measure_video(
+    path: AnyPath, families: Sequence[FeatureFamily], sample: Sample | None = None
+) -> dict[str, dict[str, float]]:
     """Measure the video at ``path``, and return its values as ``{family name: {column: value}}``.
 
-    A value is NaN where it cannot be measured.
+    A value is NaN where it cannot be measured. The video is not decoded if its ``sample`` is given.
 
     Raises:
         VideoError: the file is unreadable, has no video, is truncated, corrupt or refused.
         FamilyError: a family fails.
     """
-    sample = sample_video(path)
+    sample = sample or sample_video(path)
     return {family.name: measured(sample, family) for family in families}
 
 

@@ -26,6 +26,7 @@ from fvc_lib.video.decode.clip import uniform_places
 from fvc_lib.video.decode.probe import probe_and_decode
 from fvc_lib.video.decode.source import VideoError
 from fvc_lib.video.decode.views import CropError, at_rate_of, seen_of, wanted_of
+from fvc_lib.video.features.family import Sample, SampleSink
 from fvc_lib.video.features.worker import measure_video
 
 _READ = "fvc_lib.tasks.video.verdicts.untrusted:read_claims"
@@ -69,18 +70,24 @@ def look(item: dict[str, Any]) -> dict[str, Any]:
     """
     view, path = View(**item["view"]), Path(item["source"])
     num_frames, side = item["num_frames"], item["fixed_size"]
-    of_hash = (lambda count: uniform_places(count, HASH_FRAMES)), HASH_SIZE
+    of_hash, samples = ((lambda count: uniform_places(count, HASH_FRAMES)), HASH_SIZE), list[SampleSink]()
+
+    def sample(*of_video: Any) -> SampleSink:
+        samples.append(SampleSink(*of_video))
+        return samples[-1]
+
     try:
         if not item["encoded"] and item["code"] == decode_code(view):
             here = at_rate_of(path, view)
-            probe, (small, wanted) = probe_and_decode(path, [of_hash, wanted_of(path, num_frames, side, here)])
+            clips = [of_hash, wanted_of(path, num_frames, side, here)]
+            probe, (small, wanted) = probe_and_decode(path, clips, sample if item["families"] else None)
             answer, frames = probed(path, probe, small), seen_of(wanted, num_frames, side, here)[0]
             if item["crop"] == crop_code(view):  # after the decoding: a user's file may be edited at any time
                 # Not synchronised to the disk, because this clip is read at once and then deleted.
                 with Path(item["target"]).open("wb") as stream:
                     stream.write(clip_header((len(frames), 3, *frames.shape[2:])))
                     stream.write(frames.data)
-                return answer | _forensic(item, path)
+                return answer | _forensic(item, path, samples[-1].sample() if samples else None)
     except (VideoError, CropError, UsageError, MemoryError, OSError):
         pass
     answer = probe_file(item["source"])
@@ -99,9 +106,9 @@ def windows(item: dict[str, Any]) -> dict[str, Any]:
     return make_windows(item, partial(_forensic, item))
 
 
-def _forensic(item: dict[str, Any], path: Path) -> dict[str, Any]:
+def _forensic(item: dict[str, Any], path: Path, sample: Sample | None = None) -> dict[str, Any]:
     families = [FEATURES.get(name) for name in item["families"]]
-    columns = measure_video(path, families).values() if families else ()
+    columns = measure_video(path, families, sample).values() if families else ()
     return {"forensic": {name: value for values in columns for name, value in values.items() if math.isfinite(value)}}
 
 
