@@ -637,7 +637,7 @@ def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedS
     if not chosen:
         return "What the thresholds were chosen for is not recorded."
     point = operating_point(chosen[0].operating_point)
-    others = "predict has other rates: it keeps to its --error-rate, counts groups, and may leave a video undecided."
+    others = "The command predict has other rates: it counts groups, keeps to --error-rate, and may say undecided."
     if few := [one.fewest_groups for one in chosen if not one.is_calibrated]:
         return f"In {len(few)} of {len(chosen)} folds thresholds and scores are {too_few_groups(min(few))}. {others}"
     on = "training videos, held out in turn," if chosen[0].is_held_out else "inner validation videos"
