@@ -45,7 +45,9 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path) -> None:
     cache. A repeated shard does only what is missing.
     """
     paths = find_run(runs_dir, run)
-    config, one, of_stage = run_config(paths.params_yaml), Shard.named(shard), stage_named(stage)
+    config = run_config(paths.params_yaml)
+    one = Shard.named(shard)
+    of_stage = stage_named(stage)
     name = of_stage.name
     refuse_stage_of_another_task(config, of_stage)
     if not of_stage.sharded(config):

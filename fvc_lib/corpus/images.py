@@ -119,7 +119,9 @@ def list_food101(files: CorpusFiles, corpus: Path) -> ImageListing:
         for row, key in enumerate(read_lines(corpus / "meta" / name), start=1):
             if not key:
                 continue
-            path, label, where = f"images/{key}.jpg", key.partition("/")[0], f"{name} row {row}: "
+            path = f"images/{key}.jpg"
+            label = key.partition("/")[0]
+            where = f"{name} row {row}: "
             refusal = files.check(path)
             if files.normalized(path) != path or "/" not in key:  # pie/../soup/1 is no picture of a pie
                 refusal = Refusal("malformed_row", f"{where}got {key!r}, wanted a line like apple_pie/1005649.")
@@ -152,7 +154,9 @@ def list_nutrition5k(files: CorpusFiles, corpus: Path) -> ImageListing:
         DataError: there is no table of dishes, or one of the two official lists is missing.
         LeakageError: a dish is in both official lists.
     """
-    found, others, shown = ImageListing(units=dict(_DISH_UNITS)), Rejections(), set[str]()
+    found = ImageListing(units=dict(_DISH_UNITS))
+    others = Rejections()
+    shown = set[str]()
     dishes, parts = _read_dishes(corpus / "metadata", found.rejections), _read_parts(corpus / "dish_ids" / "splits")
     for path in files.walk("imagery", others):
         _, *folders, name = PurePosixPath(path).parts

@@ -202,7 +202,9 @@ def build_index(
         for path in paths:
             rejections.add(entry_of[path], Refusal(reason, detail))
 
-    num_known, videos, notes = 0, frame_of(None, INDEX), listing.notes
+    num_known = 0
+    videos = frame_of(None, INDEX)
+    notes = listing.notes
     if config.annotations_only:
         reject(entry_of, "not_opened", "annotations_only is on. Turn it off to index the videos that are there.")
     else:

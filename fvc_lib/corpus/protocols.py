@@ -511,7 +511,9 @@ def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.Da
         LeakageError: a training would both train and test on a group.
     """
     refuse_empty_index(index)
-    name, num_folds, whole = config.protocol, config.num_folds, index
+    name = config.protocol
+    num_folds = config.num_folds
+    whole = index
     if name in _CONTENTS_ONCE:
         index = whole.sort("video_id").unique("content_sha256", keep="first", maintain_order=True)
     seed = config.seed if config.folds_seed is None else config.folds_seed
@@ -631,7 +633,9 @@ def all_rows(table: pl.DataFrame) -> TrainingRows:
 
 def sentence(table: pl.DataFrame) -> str:
     """Return a sentence on a PROTOCOL table: name and meaning of the protocol, and the number of tested videos."""
-    name, tested, all_videos = table["protocol"][0], folds_tested(table).height, table["video_id"].n_unique()
+    name = table["protocol"][0]
+    tested = folds_tested(table).height
+    all_videos = table["video_id"].n_unique()
     return f"{name}: {names.PROTOCOLS[name].meaning}. {tested} of {all_videos} videos are tested."
 
 

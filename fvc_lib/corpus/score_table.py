@@ -289,7 +289,9 @@ def _score_columns(cells: pl.DataFrame, columns: Sequence[str]) -> dict[str, str
     """
     if only := [column for column in columns if column.lower() == ONE_DETECTOR]:
         return {ONE_DETECTOR: only[0]}
-    named, others, is_fake = list[str](), {}, (pl.col("label") == "fake").cast(pl.Float64)
+    named = list[str]()
+    others = {}
+    is_fake = (pl.col("label") == "fake").cast(pl.Float64)
     for column in columns:
         numbers = cells.select(is_fake.alias("is_fake"), text=column).with_columns(number=_NUMBER).drop_nulls("number")
         labels, number = numbers["is_fake"], numbers["number"]

@@ -133,7 +133,9 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, picture
     last = _key_of(contents.last)[0]
     cut = {last, dirname(last)} if contents.damage else set()
     for key in (*videos, *sorted(alone)):
-        owner, cells, links = owner_of.get(key, key), dict[str, str](), []
+        owner = owner_of.get(key, key)
+        cells = dict[str, str]()
+        links = []
         refusal: Refusal | None = None
         try:
             cells = _read_texts(contents, texts[key] or texts[owner])

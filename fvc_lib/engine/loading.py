@@ -156,7 +156,9 @@ def load_planned(
     # Torch requests batches ahead of the one that it returns. They are taken from ``plan`` here, before torch requests
     # them: the death of a loader process raises an error within the request, which would end the generator ``plan``.
     ahead = PREFETCHED_BATCHES * num_workers + 1
-    due, num_sent, deaths = deque(islice(plan, ahead)), 0, 0
+    due = deque(islice(plan, ahead))
+    num_sent = 0
+    deaths = 0
     num_workers = min(num_workers, len(due))
 
     def sent() -> Iterator[PlannedBatch]:

@@ -140,7 +140,9 @@ class Engine:
             RankLostError: the connection to another rank was lost.
             FvcError: another rank failed; the error has the class and message of that rank's error.
         """
-        seed, device, exhausted = stable_seed("engine", self.settings.seed), self.compute.device, None
+        seed = stable_seed("engine", self.settings.seed)
+        device = self.compute.device
+        exhausted = None
         try:
             with forked_random_state(seed, device), devices.deterministic_algorithms(device):
                 yield from self._train()

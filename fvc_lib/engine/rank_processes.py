@@ -212,7 +212,9 @@ def run_ranks(
     log.parent.mkdir(parents=True, exist_ok=True)
     nodes = min(size, int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
     files = _RankFiles(log, size, memory, progress)
-    is_stopping, signal_at, failed_at = False, 0.0, math.inf
+    is_stopping = False
+    signal_at = 0.0
+    failed_at = math.inf
     with TemporaryDirectory(prefix="fvc-ranks-") as folder:
         ranks = _started(module, arguments, size, nodes, launch, folder)
         try:

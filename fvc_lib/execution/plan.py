@@ -324,7 +324,10 @@ def make_plan(
         return plan if tasks is None else _only_tasks(plan, tasks)
     plan, names = [], [task.stage.name for task in ordered]
     for task in ordered:
-        stage, finished, reason, waits = task.stage, is_finished(task, run), "", False
+        stage = task.stage
+        finished = is_finished(task, run)
+        reason = ""
+        waits = False
         if only is not None:
             runs, reason = stage is only, "asked for by --only" if stage is only else "not asked for"
         elif stage is start or stage in force:

@@ -30,7 +30,9 @@ from scipy.special import gammaln
 from fvc_lib.metrics.cases import CaseScore
 from fvc_lib.metrics.classification import FloatArray, IntArray, check_labels, check_scores, divide
 
-FAKE, REAL, UNDECIDED = "fake", "real", "undecided"
+FAKE = "fake"
+REAL = "real"
+UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True)

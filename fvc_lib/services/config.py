@@ -49,7 +49,9 @@ from fvc_lib.services.tasks import (
     Stage,
 )
 
-_VIDEO, _IMAGE, _PAIRS = ("video",), ("image",), ("video_text",)
+_VIDEO = ("video",)
+_IMAGE = ("image",)
+_PAIRS = ("video_text",)
 _CLIPS, _LABELLED = ("video", "video_text"), ("video", "image")
 _TRAINS = (FOLD_TRAINING, FINAL_TRAINING)
 _EVEN_ROWS = wanted(lambda rows: rows % 2 == 0 and rows not in range(1, 16), "0, or an even number from 16 on")

@@ -9,7 +9,9 @@ SCRIPT = CHECKOUT / "run_notebooks.py"
 IS_CHECKOUT = SCRIPT.is_file()
 # A wheel holds the folders of a checkout inside the package; setup.py copies them.
 HOME = CHECKOUT if IS_CHECKOUT else CHECKOUT / "fvc_lib" / "installed"
-NOTEBOOKS, PARAMS, SLURM = HOME / "notebooks", HOME / "params", HOME / "slurm"
+NOTEBOOKS = HOME / "notebooks"
+PARAMS = HOME / "params"
+SLURM = HOME / "slurm"
 
 
 def program() -> list[str]:

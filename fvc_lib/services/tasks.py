@@ -376,7 +376,9 @@ TASK_OF_STAGE: Mapping[str, str] = {
 # The protocols that divide a corpus into training and test parts. ``fvc_lib/corpus/protocols.py`` applies them.
 # They are declared here so that the plan of a run can read the number of trainings without loading polars.
 
-KFOLD, OFFICIAL, OFFICIAL_STRICT = "kfold", "official", "official_strict"
+KFOLD = "kfold"
+OFFICIAL = "official"
+OFFICIAL_STRICT = "official_strict"
 CROSS_CORPUS, LEAVE_ONE_GENERATOR_OUT = "cross_corpus", "leave_one_generator_out"
 LEAVE_ONE_SOURCE_OUT = "leave_one_source_out"
 LENGTH_MATCHED, METADATA_MATCHED = "length_matched", "metadata_matched"

@@ -39,8 +39,12 @@ from fvc_lib.tasks.shared_training import TrainedClass
 from fvc_lib.tasks.video.classical import described_in
 
 FORMAT = 9
-RECORD, DIGESTS, CARD = "bundle.json", "digests.json", "README.md"
-WEIGHTS, MEMBERS, _TEXT_ENCODER = "model", "members", "text_encoder"
+RECORD = "bundle.json"
+DIGESTS = "digests.json"
+CARD = "README.md"
+WEIGHTS = "model"
+MEMBERS = "members"
+_TEXT_ENCODER = "text_encoder"
 REMEDY = "Get the bundle again, or export it again."
 # Parameters that may name a user's file, and the folder of the bundle for it.
 _OWN_CODE: Mapping[str, tuple[str, FileRegistry[Any]]] = {
@@ -144,7 +148,9 @@ def write_bundle(predictor: Predictor, folder: Path, card: str) -> None:
 
 
 def _fill(predictor: Predictor, folder: Path, card: str) -> None:
-    config, network, params = predictor.config, None, dict[str, Any]()
+    config = predictor.config
+    network = None
+    params = dict[str, Any]()
     for stem, trained in predictor.trained.items():
         description = {k: v for k, v in described_in(trained.weights).items() if k in _DESCRIBED}
         write_weights_with_digest(folder / WEIGHTS / f"{stem}.safetensors", trained.state(), description)

@@ -100,7 +100,9 @@ class TrainedClass:
         """
         with forked_random_state(0, torch.device("cpu")):
             model = task.build_model()
-        kind, functions, loaded = type(model), functions_of(model), loaded_weights_of(model)
+        kind = type(model)
+        functions = functions_of(model)
+        loaded = loaded_weights_of(model)
         files = [item.__code__.co_filename for item in vars(kind).values() if inspect.isfunction(item)]
         notes = [note for part in model.modules() if isinstance(part, Trunk) for note in part.notes]
         if DETECTORS.file_of(model_name):
@@ -482,7 +484,9 @@ class OpenTraining(Generic[R]):
 
     def _stored(self) -> str:
         """Return the text of the stored outcome of this training; empty if it is not finished."""
-        file, kind, training = self._folder / OUTCOME, self._kind, self._training
+        file = self._folder / OUTCOME
+        kind = self._kind
+        training = self._training
         outcome = read_outcome(file, self._record)
         if outcome is None or outcome.fingerprint != training.fingerprint:
             return ""
@@ -506,7 +510,10 @@ class OpenTraining(Generic[R]):
         """
         if self._found or self._whole:
             return
-        training, config, ranks, kind = self._training, self._config, self._ranks, self._kind
+        training = self._training
+        config = self._config
+        ranks = self._ranks
+        kind = self._kind
         progress = self._progress or not_reported  # of all networks together
         if not ranks.rank:  # the stage's checkpoint lists files that are overwritten from here on
             self._paths.stage_checkpoint(training.stage, training.fold).unlink(missing_ok=True)
@@ -575,7 +582,9 @@ class OpenTraining(Generic[R]):
             return self._whole()
         if self._found:
             return replace(outcome_from_json(self._found, self._record), train_anew=self._anew)
-        training, ranks, kind = self._training, self._ranks, self._kind
+        training = self._training
+        ranks = self._ranks
+        kind = self._kind
         if len(self._trained) < len(training.networks):
             raise UsageError("the training has not come to its end: run the loop again, it goes on where it was saved.")
         with self._open:
@@ -614,7 +623,9 @@ class OpenTraining(Generic[R]):
 
     def _of_ranks(self) -> TrainingOutcome[R]:
         """Start the ranks, wait for them, and return the outcome that they wrote."""
-        paths, stage, fold = self._paths, self._training.stage, self._training.fold
+        paths = self._paths
+        stage = self._training.stage
+        fold = self._training.fold
         arguments = [str(paths.root), "--stage", stage, *([] if fold is None else ["--fold", str(fold)])]
         log = paths.logs / f"{stage_key(stage, fold)}_ranks.log"
         # The identity is of this process, where a notebook cell may have redefined the network.

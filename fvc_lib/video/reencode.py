@@ -188,7 +188,9 @@ def recipe_named(name: str) -> Recipe:
     """
     recipe = RECIPES.get(name)
     if match := _RESCALING.fullmatch(name):
-        base, height, rate = RECIPES["canonical" if match[1] else "lossless"], int(match[2]), int(match[3])
+        base = RECIPES["canonical" if match[1] else "lossless"]
+        height = int(match[2])
+        rate = int(match[3])
         level = f"{height} rows, {rate} frames a second"
         recipe = replace(base, name=name, kind="rescale", level=level, height=height, rate=rate)
     if recipe is None or not recipe.is_available:

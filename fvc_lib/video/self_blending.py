@@ -20,7 +20,9 @@ from PIL import Image
 from fvc_lib.video.augmentations import AugmentationPlan, Blur, Color, Downscale, Float, Jpeg, Operation, Pixels
 
 _VERSION = 1  # part of the seed: raise it when the same clip gives other pixels
-_SHIFT_X, _SHIFT_Y, _SCALE = 0.05, 0.025, 0.95
+_SHIFT_X = 0.05
+_SHIFT_Y = 0.025
+_SCALE = 0.95
 _WAVES = (2, 3, 4)  # periods around the ellipse by which its outline is deformed
 
 

@@ -27,7 +27,7 @@ class Handmade(Networks):
         super().__init__("handmade", config, folds)
         self.made, self.largest, self.passes = made, 0, 0
 
-    def _loaded(self, fold: int) -> nn.Module:
+    def network(self, fold: int) -> nn.Module:
         return self.made[fold].eval()
 
     def raw_logits(self, network, clips, inputs=None):

@@ -56,7 +56,9 @@ def _videos_of(audit: Audit, detector: str) -> str:
 
     Examples: ``96 videos in 24 groups``, and ``the 90 of 96 videos that all answered, in 24 groups``.
     """
-    number, groups, who = audit.num_common, audit.num_common_groups, "all"
+    number = audit.num_common
+    groups = audit.num_common_groups
+    who = "all"
     if audit.common.is_empty():
         rows = audit.numbers.filter(detector=detector, metric=MAIN_METRIC)
         (number, groups), who = rows.select("num_videos", "num_groups").row(0), "it"
@@ -150,7 +152,9 @@ def cautions(audit: Audit, *, has_groups: bool, notes: Sequence[str] = ()) -> li
             same video.
         notes: further sentences, which are returned first.
     """
-    lines, first, main = list(notes), audit.detectors[0], metric_name(MAIN_METRIC)
+    lines = list(notes)
+    first = audit.detectors[0]
+    main = metric_name(MAIN_METRIC)
     if not has_groups:
         lines.append(
             "The table names no groups, so each video is taken for a group of its own. Where videos are copies or cuts "

@@ -80,7 +80,9 @@ def _panels(drawn: Any, layout: dict[str, Any]) -> dict[str, Any]:
 
 def _draw_trace(panel: Any, trace: dict[str, Any], color: str, *, is_stacked: bool) -> None:
     """Draw one trace of plotly into ``panel``, axes of matplotlib. ``is_stacked``: bars stand on those before them."""
-    marker, line, kind = trace.get("marker", {}), trace.get("line", {}), trace["type"]
+    marker = trace.get("marker", {})
+    line = trace.get("line", {})
+    kind = trace["type"]
     paint = _color(line.get("color") or marker.get("color") or color)
     label = "_" if trace.get("showlegend") is False else plain_text(trace.get("name", ""))
     look = {"label": label, "color": paint, "zorder": 3}

@@ -27,7 +27,9 @@ MOST_CARDS = 300  # some 5 kB each
 _MOST_TICKS = 300  # drawn scores of known videos of one label
 _FRAMES, _FRAME_SIDE = 12, 160  # shown frames of a video, and pixels of their longer side
 _UNDER_CURVE, _UNDER_SIDE = 8, 112  # frames below the curve, and pixels of their longer side
-_HEATED, _HEATED_SIDE, _MOST_OPACITY = 4, 168, 0.72
+_HEATED = 4
+_HEATED_SIDE = 168
+_MOST_OPACITY = 0.72
 
 # --- One judged video
 

@@ -641,7 +641,9 @@ def run_headline(run: RunPaths, *, with_memory: bool = True) -> ReportHeadline:
         with_memory: whether the samples of memory are read, which are many after a long training. False: the peak of
             the memory is the one in the run's status.
     """
-    parameters, status, measured = run_parameters(run), run_status(run), measured_scores(run)
+    parameters = run_parameters(run)
+    status = run_status(run)
+    measured = measured_scores(run)
     verdict, audit = run_verdict(run, measured), leakage_audit_of(run)
     cautions = [f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []
     cautions += measured.cautions
@@ -751,7 +753,9 @@ def runs_table(runs_dir: Path) -> Answer:
     rows, notes = [], list[str]()
     for run in list_runs(runs_dir)[::-1]:
         headline = run_headline(run)
-        score, verdict, state = headline.model_score or Score("", None), headline.verdict, headline.state
+        score = headline.model_score or Score("", None)
+        verdict = headline.verdict
+        state = headline.state
         if state == "running" and os.environ.get(ATTEMPT_VARIABLE):  # readers see this page after the run
             state = NOT_ENDED
         row = {name: getattr(headline, name) for name in ("run_id", "experiment", "model", "num_samples")}

@@ -54,7 +54,9 @@ def write_video_pages(
     from fvc_lib.tasks.video.verdicts.evidence import file_evidence
     from fvc_lib.tasks.video.verdicts.rule import percent
 
-    detector, rule, pages = verdicts.detector, verdicts.rule, dict[str, str]()
+    detector = verdicts.detector
+    rule = verdicts.rule
+    pages = dict[str, str]()
     tested, seconds_left = detector.known.tested, 60 * map_minutes
     known = Known(*(tested.filter(label=label)["score"].to_numpy() for label in ("real", "fake")))
     same: dict[str, Any] = {

@@ -414,8 +414,13 @@ def _predict_files(
     from fvc_lib.tasks.journal import Journal, found_in_blocks, take_in
     from fvc_lib.tasks.predicting import Finding
 
-    word, worth, notes = predictor.file_word, predictor.standing.sentences, (*predictor.cautions, *predictor.notes)
-    rows, lines, cards, num_resumed = list[dict[str, Any]](), list[str](), list[Card](), 0
+    word = predictor.file_word
+    worth = predictor.standing.sentences
+    notes = (*predictor.cautions, *predictor.notes)
+    rows = list[dict[str, Any]]()
+    lines = list[str]()
+    cards = list[Card]()
+    num_resumed = 0
     take_in(folder, PREDICTIONS)
     with closing(Journal(folder, predictor.identity, Finding)) as journal, _progress(f"{word}s", len(files)) as report:
         for findings, resumed in found_in_blocks(journal, files, find, report):

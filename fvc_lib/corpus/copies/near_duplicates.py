@@ -465,7 +465,9 @@ class BlockSearch:
         compares the same number of entries with every query. Entries that are not candidates are dropped afterwards.
         The next round compares twice as many further entries, only for queries that have candidates left.
         """
-        num_codes, active, done = len(self._codes), np.flatnonzero(counts), 0
+        num_codes = len(self._codes)
+        active = np.flatnonzero(counts)
+        done = 0
         # If entries are spread evenly over the keys, hardly any key has more than ``width`` entries.
         mean = num_codes / (len(self._starts) - 1)
         width = min(math.ceil(1 + mean + math.sqrt(mean)), num_codes)

@@ -77,7 +77,9 @@ def render_shot(shot: Shot) -> Planes:
 
     The height H and the width W of a shot must be multiples of 4.
     """
-    rng, height, width = generator_for("shot", shot.name), shot.height, shot.width
+    rng = generator_for("shot", shot.name)
+    height = shot.height
+    width = shot.width
     place, place_chroma = _draw_place(rng, shot)
     things = [_Thing(rng, shot) for _ in range(int(rng.integers(1, 4)))]
     path, gain = _camera_path(rng, shot), _exposure(rng, shot)

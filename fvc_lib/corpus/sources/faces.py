@@ -113,7 +113,9 @@ def read_faceforensics(folder: Path) -> Listing:
     Raises:
         DataError: some of the three lists are missing, or a list is damaged.
     """
-    youtube, parts, notes = _youtube_groups(folder), dict[str, str](), []
+    youtube = _youtube_groups(folder)
+    parts = dict[str, str]()
+    notes = []
     for part, path in split_lists(folder, "splits/{}.json", "dataset/splits/{}.json", "{}.json").items():
         with annotations(path) as text:
             # Some copies of the lists hold 3 or "3" in place of "003".
@@ -379,7 +381,9 @@ def read_deepfakebench(path: Path) -> Listing:
     Raises:
         DataError: the list is damaged.
     """
-    files, rows, places = CorpusFiles(path.parent), dict[str, Entry](), list[str | Refusal]()
+    files = CorpusFiles(path.parent)
+    rows = dict[str, Entry]()
+    places = list[str | Refusal]()
     with annotations(path) as text:
         for part, video in _frame_lists(json.loads(text), None):
             row = _frames_entry(video, part)

@@ -67,7 +67,9 @@ def read_label_folders(folder: Path) -> Listing:
     Case is ignored. If ``folder`` has no such folders, they are searched in its folders ``train``, ``val`` and
     ``test``, which are the official parts. A video is a file, or a folder of pictures that are its frames.
     """
-    files, rejections, entries = CorpusFiles(folder), Rejections(), []
+    files = CorpusFiles(folder)
+    rejections = Rejections()
+    entries = []
     for top, label, part in _label_folders(folder):
         paths = [path_to_text(path) for path in files.walk(top, rejections, label, pictures=True)]
         videos = [(path, [place], "") for place, path in enumerate(paths) if not is_picture(path)]
@@ -136,7 +138,10 @@ def read_manifest(manifest: Path) -> Listing:
     needed, optional = (_PATHS, ("label",)), (GROUP_COLUMNS, SOURCE_COLUMNS, SPLIT_COLUMNS, *kinds)
     table = read_label_table(manifest).renamed(READING.get().columns, [*chain(*needed, *optional)])
     others = table.further_columns(needed, optional)
-    rows, places, words, unknown = list[Entry](), list[str | Refusal](), list[str](), list[str]()
+    rows = list[Entry]()
+    places = list[str | Refusal]()
+    words = list[str]()
+    unknown = list[str]()
     labels_of = defaultdict[str, set[str | None]](set)
     for row in file_rows(table, files, rejections, _PATHS):
         word = row.cells["label"]
@@ -203,7 +208,9 @@ def read_tar_shards(corpus: Path) -> Listing:
         return read_manifest(manifests[0])
     files, rejections = tar_files(corpus), Rejections()
     samples, notes = tar_samples(corpus, files, rejections, pictures=True)
-    rows, places, words = list[Entry](), list[str | Refusal](), list[str]()
+    rows = list[Entry]()
+    places = list[str | Refusal]()
+    words = list[str]()
     for number, sample in enumerate(samples, start=1):
         stated = {name: word for name in _WORDS if (word := cell_text(sample.cells, name))}
         words += stated.values()
@@ -261,7 +268,9 @@ def read_fvc2018(folder: Path) -> Listing:
     Raises:
         UsageError: a table is missing or unreadable, or lacks a column ``cascade_id``, ``video_url`` or ``label``.
     """
-    files, rejections, rows = CorpusFiles(folder), Rejections(), list[Entry]()
+    files = CorpusFiles(folder)
+    rejections = Rejections()
+    rows = list[Entry]()
     for table in (read_label_table(folder / name) for name in TABLES):
         table.further_columns([("cascade_id",), ("video_url",), ("label",)])
         for number, cells in table.records(rejections):

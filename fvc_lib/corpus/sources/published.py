@@ -154,7 +154,10 @@ def read_published(
         notes: sentences for the user.
         pictures: whether the videos are folders of pictures instead of files.
     """
-    files, rejections, entries, others = CorpusFiles(root), Rejections(), list[Entry](), Rejections()
+    files = CorpusFiles(root)
+    rejections = Rejections()
+    entries = list[Entry]()
+    others = Rejections()
     found = [path for folder in folders for path in files.walk(folder, others, pictures=pictures)]
     for path in dict.fromkeys(map(dirname, found) if pictures else found):
         text = path_to_text(path)

@@ -261,7 +261,9 @@ class Runner:
         Returns:
             ``stage``, the task's status, to which the end of the task has been added.
         """
-        task, run, config = at_work.task, self.run, self.config
+        task = at_work.task
+        run = self.run
+        config = self.config
         fingerprint.begin_training_state(run, task, at_work.notebook, config)
         # Without use_mlops_pipeline only digests of the files are recorded, not what they depend on.
         before = fingerprint.fingerprint_of(task, at_work.notebook, run, config) if config.use_mlops_pipeline else None

@@ -138,7 +138,9 @@ class ImagePredictor(OneNetwork):
         logits, scaled = (outputs[name].double().cpu().numpy() for name in ("class_logits", "values"))
         if not (np.isfinite(logits).all() and np.isfinite(scaled).all()):
             raise DataError(f"{self.name}: the network says nothing finite of a picture.")
-        labels, values, lines = self.labels, dict[str, str | float | None](), list[str]()
+        labels = self.labels
+        values = dict[str, str | float | None]()
+        lines = list[str]()
         if labels.classes:
             # If logits are equal, the first class is taken, as in the test part.
             order = np.argsort(-logits[0], kind="stable")[:2].tolist()

@@ -108,12 +108,14 @@ class FeatureTable:
     def __init__(self, measured: pl.DataFrame, config: RunConfig) -> None:
         families = forensic_families(config)
         self.columns = [Column(view, family.name, name) for view, family in families for name in family.columns()]
-        self._values = dict(zip(measured["video_id"], measured.select(names_of(self)).to_numpy(), strict=True))
+        names = [column.name for column in self.columns]
+        self._values = dict(zip(measured["video_id"], measured.select(names).to_numpy(), strict=True))
 
     @cached_property
     def settings_hash(self) -> str:
         """Hex SHA-256 of the column names, video ids and values."""
-        return sha256_of_json([names_of(self), [(name, row.tobytes().hex()) for name, row in self._values.items()]])
+        names = [column.name for column in self.columns]
+        return sha256_of_json([names, [(name, row.tobytes().hex()) for name, row in self._values.items()]])
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
         """Return whether the video was measured; augmented copies never are."""
@@ -185,11 +187,6 @@ class Views:
 
 
 Source = FeatureTable | EmbeddedClips | Views
-
-
-def names_of(source: Source) -> list[str]:
-    """Return the names of the F features of ``source``."""
-    return [column.name for column in source.columns]
 
 
 def look_at_features(config: RunConfig, source: Source, clips: FoldClips) -> tuple[str, list[pl.DataFrame]]:
@@ -307,7 +304,7 @@ def summary(source: Source, fitted: Fitted) -> TrainingSummary:
         threshold=fitted.recorded.selection.threshold,
         recorded=fitted.recorded,
         candidates=fitted.candidates,
-        seen=tuple(names_of(source)),
+        seen=tuple(column.name for column in source.columns),
     )
 
 
@@ -389,7 +386,9 @@ def fitted(
     Raises:
         StoppedError: ``stop`` returned True between two candidates.
     """
-    labels, values, first = labels_of(train), source.of(train), 0
+    labels = labels_of(train)
+    values = source.of(train)
+    first = 0
     class_weights = np.array(data.class_weights(train) if config.class_balance == "loss" else (1.0, 1.0))
     judged = np.array([not row.is_pseudo_fake for row in train])
     folds, views = data.inner_folds(train, INNER_FOLDS, config.seed), dict[str, Found]()
@@ -418,7 +417,9 @@ def _fitted_view(
     model: ClassicalModel, rows: "_Rows", judged: IntArray, folds: IntArray, stop: Callable[[], bool]
 ) -> Found:
     """Choose settings for one view; ``folds`` are the inner folds of ``rows``, ``judged`` marks rows with a loss."""
-    candidates, held_out, labels = list[Candidate](), list[FloatArray](), rows.labels
+    candidates = list[Candidate]()
+    held_out = list[FloatArray]()
+    labels = rows.labels
     for settings in model.candidates:
         if stop():
             raise StoppedError("stopped as requested before the model was fitted: resume the run to fit it.")

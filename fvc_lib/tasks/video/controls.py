@@ -208,7 +208,9 @@ def metadata_only(
         raise DataError(f"The index lacks {absent.len()} videos of the folds, e.g. {absent[0]!r}. Run 01 and 02 again.")
     known = folds.select("video_id").join(index, on="video_id", how="left", maintain_order="left")
     scored = constant(folds)
-    scores, fold, is_fake = scored["score"].to_numpy().copy(), folds["fold"].to_numpy(), fake_labels(folds)
+    scores = scored["score"].to_numpy().copy()
+    fold = folds["fold"].to_numpy()
+    is_fake = fake_labels(folds)
     for number in np.unique(fold):
         test = fold == number
         columns = [_numbers(known[name], ~test) for name in names]

@@ -171,7 +171,9 @@ def _stacked(members: Sequence[Member], fold: int, rule: FoldRule) -> FoldRule:
     log_odds = of_detectors(table.drop(_KEY).fill_null(np.nan).to_numpy(), [member.detector for member in members])
     there = np.isfinite(log_odds).all(1)
     log_odds, table = log_odds[there], table.filter(pl.Series(there))
-    labels, groups, threshold = fake_labels(table), table["group_id"].to_list(), rule.threshold
+    labels = fake_labels(table)
+    groups = table["group_id"].to_list()
+    threshold = rule.threshold
     votes = one_vote_per_group(groups)
     fitted = fit_stacking(labels, log_odds, votes)
     if table["label"].n_unique() == 2:
@@ -194,7 +196,9 @@ def inner_predictions(member: Member, fold: int) -> pl.DataFrame:
     """
     from fvc_lib.tasks.video.data import rows_to_train_on  # brings torch
 
-    run, config, table = member.run, member.config, _protocol(member)
+    run = member.run
+    config = member.config
+    table = _protocol(member)
     rows = rows_to_train_on(read_table(run.folds, FOLDS) if table is None else table, config, fold)
     without = set(rows.folds["video_id"]) - set(_made(member)["video_id"])
     split = rows.split(
@@ -328,7 +332,9 @@ def write_ensemble(
     folder.tables.mkdir(parents=True, exist_ok=True)
     (folder.root / ENSEMBLE_RECORD).unlink(missing_ok=True)
     first, num_folds = members[0], len(rules)
-    index, all_folds, parts = read_table(first.run.index, INDEX), read_table(first.run.folds, FOLDS), _protocol(first)
+    index = read_table(first.run.index, INDEX)
+    all_folds = read_table(first.run.folds, FOLDS)
+    parts = _protocol(first)
     write_table(index, INDEX, folder.index)
     write_table(all_folds, FOLDS, folder.folds)
     if parts is not None:

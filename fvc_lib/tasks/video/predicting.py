@@ -69,7 +69,9 @@ from fvc_lib.video.clips.store import Pixels
 from fvc_lib.video.reencode import recipe_named
 
 _VERSION = 7  # raised when findings change: stored findings of another version are not reused
-_KNOWN, _FEATURES, _WEIGHTS = "known_videos.parquet", "features.safetensors", "weights"
+_KNOWN = "known_videos.parquet"
+_FEATURES = "features.safetensors"
+_WEIGHTS = "weights"
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -212,7 +214,9 @@ class VideoDetector(Predictor):
         Raises:
             FvcError: the bundle has content that no export writes.
         """
-        folder, standing, section = bundle.folder, bundle.record.standing, bundle.section(Section)
+        folder = bundle.folder
+        standing = bundle.record.standing
+        section = bundle.section(Section)
         record = section.ensemble
         rates = [rule.base_rate for rule in (record.folds if record else section.folds)]
         rows = read_table(folder / _KNOWN, KNOWN_VIDEOS).with_columns(video_id=pl.col("content_sha256").str.head(16))
@@ -467,7 +471,9 @@ class VideoDetector(Predictor):
             waiting: the results of probing and decoding the files to judge, by their index in ``files``.
             picture: called with the path and the clips of each file.
         """
-        folds, reasons, distance = self.networks.judges, dict[int, tuple[str, ...]](), self.distance
+        folds = self.networks.judges
+        reasons = dict[int, tuple[str, ...]]()
+        distance = self.distance
 
         def look(place: int, frames: Pixels) -> None:
             probed, _ = waiting[place]
@@ -477,7 +483,9 @@ class VideoDetector(Predictor):
         todo = {place: (FileToScore(files[place], folds), decoded) for place, (_, decoded) in waiting.items()}
         for answer in score_clips(self.networks, todo, clips, seen=look, features=distance is not None):
             probed, _ = waiting[answer.position]
-            path, content, unfamiliar = probed.path, probed.content_sha256, reasons[answer.position]
+            path = probed.path
+            content = probed.content_sha256
+            unfamiliar = reasons[answer.position]
             if distance is not None:
                 (quantile,) = distance.quantiles({fold: rows[None] for fold, rows in answer.features.items()}).tolist()
                 unfamiliar += distance.reasons(quantile)
@@ -584,7 +592,9 @@ def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
     Raises:
         UsageError: its training is not finished.
     """
-    file, folder, more = paths.fold_outcome(fold), paths.fold_checkpoints(fold), list[str]()
+    file = paths.fold_outcome(fold)
+    folder = paths.fold_checkpoints(fold)
+    more = list[str]()
     if fold == FINAL:
         file, folder = paths.stage_outcome(FINAL_TRAINING), paths.training_checkpoints(FINAL_TRAINING)
         more = ["-p", "train_final", "true"]

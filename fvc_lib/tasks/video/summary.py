@@ -145,7 +145,9 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
         fold: number of the outer fold.
         scored: the model under the empty name, and its controls (trainings on other labels) by their names.
     """
-    model, shuffled, sources = scored[""], scored.get(SHUFFLED_LABELS), scored.get(REAL_SOURCES)
+    model = scored[""]
+    shuffled = scored.get(SHUFFLED_LABELS)
+    sources = scored.get(REAL_SOURCES)
     chosen, rows = model.summary.selection, model.rows
     source_score, source_label = dict[str, float](), dict[str, int]()
     if sources is not None:

@@ -313,7 +313,9 @@ class VideoTask:
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
         """Return the class-weighted sum of cross-entropy and penalty over the batch, and the sum of the weights."""
-        mixed, logits, smoothing = batch.tensors.get("target"), outputs["logits"].float(), self._config.label_smoothing
+        mixed = batch.tensors.get("target")
+        logits = outputs["logits"].float()
+        smoothing = self._config.label_smoothing
         labels = batch.tensors["label"] if mixed is None else mixed
         real, fake = self._weights
         weights = real * (1 - labels) + fake * labels

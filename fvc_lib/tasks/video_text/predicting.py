@@ -130,7 +130,9 @@ class VideoTextPredictor(OneNetwork):
         Raises:
             DataError: a similarity is not finite.
         """
-        network, values, lines = self._network, dict[str, str | float | None](), list[str]()
+        network = self._network
+        values = dict[str, str | float | None]()
+        lines = list[str]()
         with self._computing():
             memory = network.video(torch.from_numpy(frames)[None].to(self.compute.device))
             if network.captions is not None:

@@ -192,7 +192,9 @@ def _finish(
         DataError: an embedding of the test part is not finite.
     """
     (model,) = trained
-    task, found, pairs = model.network.task, VideoTextOutputs(), parts.of("test")
+    task = model.network.task
+    found = VideoTextOutputs()
+    pairs = parts.of("test")
     ranks_file, captions_file, embeddings_file = outputs
     assert isinstance(task, VideoTextTask)
     task.writes_captions = True

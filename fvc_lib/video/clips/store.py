@@ -78,7 +78,9 @@ class ClipStore:
         from fvc_lib.video.augmentations import AugmentationSettings
 
         augmentation = AugmentationSettings(names=config.augmentations)
-        clips, cache, blends = config.clips, Path(config.cache_dir), config.self_blended
+        clips = config.clips
+        cache = Path(config.cache_dir)
+        blends = config.self_blended
         return cls(cache, clips.num_frames, clips.side, augmentation, clips.view, config.recipe, blends)
 
     @cached_property

@@ -179,7 +179,10 @@ class _Headers(io.BufferedReader):
 
 @lru_cache(maxsize=64)
 def _contents(archive: str, mtime_ns: int, size_bytes: int) -> Contents:
-    path, members, damage, name = Path(archive), dict[str, FilePart | str](), "", ""
+    path = Path(archive)
+    members = dict[str, FilePart | str]()
+    damage = ""
+    name = ""
     with _Headers(path.open("rb", buffering=0)) as stream:
         if stream.peek(_BLOCK).startswith(_COMPRESSED):
             raise _damaged(path, "is compressed: a video in it could only be read by unpacking all before it")

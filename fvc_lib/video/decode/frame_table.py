@@ -118,7 +118,9 @@ def read_frame_table(source: VideoSource) -> FrameTable:
     is_hidden, is_mp4 = _HIDDEN_PACKETS.get(source.codec_name), source.container_name == "mov"
     is_h264, extradata = source.codec_name == "h264", source.stream.codec_context.extradata or b""
     pts, dts, num_bytes = array("q"), array("q"), array("q")  # packed: there may be a million packets
-    is_key, is_closed, is_shown = array("b"), array("b"), array("b")
+    is_key = array("b")
+    is_closed = array("b")
+    is_shown = array("b")
     num_cut, failure = 0, ""
     try:
         for packet in source.packets():

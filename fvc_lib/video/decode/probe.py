@@ -156,7 +156,9 @@ def probe_and_decode(
     path = Path(path)
     with open_video(path) as opened:
         table = read_frame_table(opened)
-        container, codec, size_bytes = opened.container_name, opened.codec_name, opened.size_bytes
+        container = opened.container_name
+        codec = opened.codec_name
+        size_bytes = opened.size_bytes
         has_audio = bool(opened.container.streams.audio)
         num_pictures = len(picture_names(path))
         is_timed = not num_pictures and not container.endswith(("_pipe", "image2"))  # their demuxers invent a rate

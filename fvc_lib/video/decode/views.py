@@ -225,7 +225,9 @@ def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, b
         return np.stack([cut_out(picture, box, side) for picture in pictures]), np.tile(box, (len(pictures), 1)), True
     top, left = round((height - side) / 2), round((width - side) / 2)
     part = pictures[:, :, max(0, top) : max(0, top) + side, max(0, left) : max(0, left) + side]
-    frames, down, across = np.zeros((len(pictures), 3, side, side), np.uint8), max(0, -top), max(0, -left)
+    frames = np.zeros((len(pictures), 3, side, side), np.uint8)
+    down = max(0, -top)
+    across = max(0, -left)
     frames[:, :, down : down + part.shape[2], across : across + part.shape[3]] = part
     box = np.array([max(0, left), max(0, top), part.shape[3], part.shape[2]], float)
     return frames, np.tile(box, (len(pictures), 1)), True

@@ -282,7 +282,9 @@ def occlusion_map(
         FvcError: as ``Networks.network``.
     """
     whole = networks.raw_logits(folds, clips).mean(1)
-    clip, size, done = clips[int(whole.argmax())], networks.batch_size, 0
+    clip = clips[int(whole.argmax())]
+    size = networks.batch_size
+    done = 0
     seen = np.ascontiguousarray(clip[picture])
     tile_of_pixel, shape = _tiles(seen)
     num_tiles = int(np.prod(shape))

@@ -52,7 +52,9 @@ from fvc_lib.tasks.video.verdicts.rule import (
 from fvc_lib.tasks.video.verdicts.scoring import FINAL
 from fvc_lib.tasks.video.verdicts.unfamiliar import FAMILIARITY, UNKNOWN
 
-CSV, LINES, CASES = "verdicts.csv", "verdicts.jsonl", "cases.csv"
+CSV = "verdicts.csv"
+LINES = "verdicts.jsonl"
+CASES = "cases.csv"
 _MOST_SHOWN, _CASES_SHOWN = 1000, 20
 _CASE_COLUMNS = {
     "case": pl.String, "videos": pl.Int64, "scored": pl.Int64, "score": pl.Float64, "verdict": pl.String,
@@ -174,7 +176,9 @@ def judge_files(
     folder.mkdir(parents=True, exist_ok=True)
     take_in(folder, VERDICTS_STAGE)
     find = partial(detector.findings, workers=workers)
-    counts, shown, written = Counter[str](), _table(detector, [], rule), (folder / CSV, folder / LINES)
+    counts = Counter[str]()
+    shown = _table(detector, [], rule)
+    written = (folder / CSV, folder / LINES)
     case_of = {path_to_text(path): case for path, case in files.items()} if isinstance(files, Mapping) else {}
     of_case = defaultdict[str, list[Finding]](list)
     with ExitStack() as stack:
@@ -215,7 +219,9 @@ def case_table(detector: VideoDetector, of_case: Mapping[str, Sequence[Finding]]
     rows, how = list[tuple[object, ...]](), detector.config.case_score
     for case, findings in of_case.items():
         scored = [found for found in findings if found.logits]
-        score, verdict, reasons = None, None, ["No video of it has a score."]
+        score = None
+        verdict = None
+        reasons = ["No video of it has a score."]
         if scored:
             num_networks = max(len(found.logits) for found in scored)
             logits = np.array([np.broadcast_to(found.logits, num_networks) for found in scored])

@@ -155,8 +155,12 @@ class Networks:
             inputs: a dict from fold to a list, to which the inputs of the network's head are appended, float32 (B, F)
                 for every batch of B clips. None: they are not needed.
         """
-        flat, logits, given = torch.from_numpy(np.ascontiguousarray(clips)), list[Tensor](), dict[int, Tensor]()
-        device, done, networks = self.compute.device, 0, {fold: self.network(fold) for fold in folds}
+        flat = torch.from_numpy(np.ascontiguousarray(clips))
+        logits = list[Tensor]()
+        given = dict[int, Tensor]()
+        device = self.compute.device
+        done = 0
+        networks = {fold: self.network(fold) for fold in folds}
 
         def note(fold: int, _head: nn.Module, args: tuple[Tensor]) -> None:
             given[fold] = _pooled(args[0])
@@ -222,16 +226,14 @@ class Networks:
             UsageError, FvcError: as ``Trained.built``.
         """
         if fold not in self._networks:
-            self._networks[fold] = self._loaded(fold)
+            trained = self.folds[fold].trained
+            if self.config.of_features:
+                network: Any = probe(self._trunk, self.config, arrays_of(trained.state())).eval()
+            else:
+                network, cautions = trained.built(lambda: build_detector(self.config))
+                self.remarks |= dict.fromkeys(cautions)
+            self._networks[fold] = network.to(self.compute.device)
         return self._networks[fold]
-
-    def _loaded(self, fold: int) -> Any:
-        trained = self.folds[fold].trained
-        if self.config.of_features:
-            return probe(self._trunk, self.config, arrays_of(trained.state())).eval().to(self.compute.device)
-        network, cautions = trained.built(lambda: build_detector(self.config))
-        self.remarks |= dict.fromkeys(cautions)
-        return network.to(self.compute.device)
 
     @cached_property
     def _trunk(self) -> Any:
@@ -345,7 +347,9 @@ def score_clips(
     Raises:
         FvcError: as ``Networks.logits``.
     """
-    positions, shape, number = list(files), networks.store.shape, networks.config.clips_per_video
+    positions = list(files)
+    shape = networks.store.shape
+    number = networks.config.clips_per_video
     videos = np.empty((len(files), number, shape[0] // number, *shape[1:]), np.uint8)
     for video, position in zip(videos, positions, strict=True):
         load_clip_file(clips[position], video.reshape(shape), shape)

@@ -336,7 +336,9 @@ def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | Non
     there = networks.sees_frames and all(networks.store.has(video_id, 0) for video_id in tested["video_id"])
     if not tested.height or not there:
         return None
-    config, features, groups = networks.config, dict[int, Features](), dict[int, npt.NDArray[np.int64]]()
+    config = networks.config
+    features = dict[int, Features]()
+    groups = dict[int, npt.NDArray[np.int64]]()
     stored: EmbeddedClips | None = None
     if config.of_features:  # the features of a frozen trunk are the same in every fold, and the training stored them
         made = [(video_id, 0) for video_id in tested["video_id"]]
@@ -367,7 +369,9 @@ def _features_of(networks: Networks, fold: int, video_ids: Sequence[str]) -> Fea
         fold: the fold whose network sees the videos.
         video_ids: ids of the N videos.
     """
-    store, config, rows = networks.store, networks.config, dict[int, list[Features]]()
+    store = networks.store
+    config = networks.config
+    rows = dict[int, list[Features]]()
     for video_id in video_ids:
         frames = np.array(store.read(video_id, 0))
         shape = (1, config.clips_per_video, len(frames) // config.clips_per_video, *frames.shape[1:])
