@@ -326,8 +326,8 @@ def _concluded(answer: str, rule: Rule, unfamiliar: Sequence[str] = ()) -> tuple
     against = [WITHHELD, *unfamiliar] if rule.withheld else list(unfamiliar)
     if answer == UNDECIDED:
         against.append(
-            "This score does not tell real from fake: among the run's videos, both reals and fakes score like this, or "
-            "hardly any video does."
+            "By the run's videos, this score shows neither fake nor real at these error rates: reals and fakes both "
+            "score like this, or neither do, or the videos are too few to tell."
         )
     if against:
         return UNDECIDED, against
