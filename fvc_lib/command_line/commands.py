@@ -79,7 +79,8 @@ def status(run: str, as_json: bool, runs_dir: Path) -> None:
         return
     is_stopped = state.state in {"interrupted", "requeue", "failed"}
     go_on = f"; to go on: {command_text('--resume', paths.root)}" if is_stopped else ""
-    click.echo(f"{paths.root}: {state.state}, {size_of(paths.root) / 1e6:,.1f} MB{go_on}\n  {run_labels([paths])[0]}")
+    word = "stopped" if state.state == "requeue" else state.state
+    click.echo(f"{paths.root}: {word}, {size_of(paths.root) / 1e6:,.1f} MB{go_on}\n  {run_labels([paths])[0]}")
     for key, stage in state.stages.items():
         details = stage.reason or ""
         if stage.state == "running":

@@ -670,7 +670,7 @@ def run_headline(run: RunPaths, *, with_memory: bool = True) -> ReportHeadline:
         **vars(scores),
         run_id=path_to_text(run.run_id),
         experiment=path_to_text(run.experiment),
-        state=as_text(status.get("state")),
+        state="stopped" if status.get("state") == "requeue" else as_text(status.get("state")),
         verdict=verdict,
         peak_rss_bytes=as_number(status.get("peak_rss_bytes") if peak is None else peak),
         duration_seconds=as_number(status.get("duration_seconds")),
