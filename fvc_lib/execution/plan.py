@@ -238,10 +238,15 @@ def line_of_other_code(run: RunPaths, finished: Iterable[Task]) -> str:
 
 
 def set_aside(run: RunPaths, tasks: Iterable[Task]) -> None:
-    """Move every file of ``tasks`` to ``superseded/<number>/`` in the run folder; every call uses a new number."""
+    """Move every file of ``tasks`` to ``superseded/<number>/`` in the run folder; every call uses a new number.
+
+    Files of a stage that does not train are quickly made again, so the copies before the last are deleted.
+    """
     folder = run.next_superseded()
-    for path in (path for task in tasks for path in written_by(run, task) if path.exists()):
+    for task, path in ((one, path) for one in tasks for path in written_by(run, one) if path.exists()):
         target = folder / path.relative_to(run.root)
+        for older in () if task.stage.trains else run.superseded.glob(f"*/{path.relative_to(run.root)}"):
+            older.unlink()
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
 

@@ -50,7 +50,9 @@ def test_a_forced_stage_counts_as_not_finished_and_what_depends_on_it_follows(fi
     assert [project.times_run(run, name) for name in ("one", "two")] == [2, 2]  # the first wrote the same
     assert read_status(run).stages["two"].state == "done"
     assert (run.root / "superseded" / "1" / "tables" / "two.txt").is_file()
-    assert [read_status(run).stages[name].attempts for name in ("one", "two")] == [2, 2]
+    project.execute(run, project.plan(run, force=(two,)))
+    assert [path.relative_to(run.superseded).parts[0] for path in run.superseded.glob("*/tables/two.txt")] == ["3"]
+    assert [read_status(run).stages[name].attempts for name in ("one", "two")] == [2, 3]
 
 
 @pytest.mark.fault(49)

@@ -342,11 +342,11 @@ def run_cautions(run: RunPaths) -> tuple[str, ...]:
     leaks = official_leaks(parameters, leakage_audit_of(run).frame)
     mixed = mixed_code(sorted(run.root.glob("checkpoints/fold_*")))
     code = f"The folds were trained by different code: {mixed}." if mixed else ""
-    inputs = read_document(run.stage_checkpoint(KFOLD_RESULTS)).get("fingerprint", {}).get("inputs", {})
-    newer = [name for name, was in inputs.items() if (file := run.root / name).is_file() and content_hash(file) != was]
+    read = read_document(run.stage_checkpoint(KFOLD_RESULTS)).get("fingerprint", {"inputs": {}})["inputs"]
+    newer = [name for name, was in read.items() if (file := run.root / name).is_file() and content_hash(file) != was]
     again = f"Written again since these results: {', '.join(newer)}. Go on: {command_text('--resume', run.root)}"
-    trained = [read_document(path).get("network", [""])[0] for path in run.root.glob("checkpoints/fold_*/loop.json")]
-    own = sorted({name.removeprefix("__main__.") for name in trained if name.startswith("__main__.")})
+    trained = {read_document(path).get("network", [""])[0] for path in run.root.glob("checkpoints/fold_*/loop.json")}
+    own = [name.removeprefix("__main__.") for name in sorted(trained) if name.startswith("__main__.")]
     cell = f"Trained was {', '.join(own)} of a notebook's cell, not the model that the parameters name."
     found = (*run_damage(run.root), *audit, leaks, again * bool(newer), cell * bool(own), code)
     return tuple(dict.fromkeys(filter(None, (trial_caution(parameters), *found, *parameter_cautions(parameters)))))
