@@ -11,7 +11,6 @@ threshold. A training takes seconds, so a stopped one starts over.
 """
 
 import json
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +52,6 @@ from fvc_lib.video.features.family import FeatureFamily, families_named
 from fvc_lib.video.features.worker import code_of
 
 INNER_FOLDS = 5
-_logger = logging.getLogger(__name__)
 
 
 # Features of a fold's videos
@@ -501,12 +499,13 @@ def described_in(path: Path) -> dict[str, Any]:
 class FittedModel:
     """A fitted model on forensic features, or the forensic views of a probe.
 
-    ``names`` are the F feature columns that it expects, in order.
+    ``names`` are the F feature columns that it expects, in order. ``caution`` is a sentence for people; mostly empty.
     """
 
     config: RunConfig
     arrays: Arrays
     names: tuple[str, ...]
+    caution: str
 
     def logits(self, measured: Sequence[Mapping[str, float | None]]) -> FloatArray:
         """Return logits float64 (N,) of N videos, from their features by name; absent features count as missing."""
@@ -528,13 +527,14 @@ def fitted_model(path: Path, weights: Mapping[str, Tensor], config: RunConfig) -
             f"{str(path)!r}: the model sees features not measured here, such as {' '.join(lacking[:1])}. Judge "
             f"with the version that fitted it, or fit it again: {command_text('--force', '04', '--resume', 'RUN')}"
         )
+    caution = ""
     if stored["families"] != here["families"]:
-        _logger.warning(
-            "%s: features are measured by other code or package versions than when the model was fitted: scores may "
-            "differ a little", path,
-        )  # fmt: skip
+        caution = (
+            "Forensic features are measured by other code or package versions than when the model was fitted, so scores "
+            "may differ a little."
+        )
     own = {name: array for name, array in arrays_of(weights).items() if not name.startswith(f"{_FRAMES}/")}
-    return FittedModel(config, own, names)
+    return FittedModel(config, own, names, caution)
 
 
 class _Fitted(nn.Module):

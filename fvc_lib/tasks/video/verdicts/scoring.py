@@ -202,7 +202,9 @@ class Networks:
             return 0.0
         if fold not in self._forensic:
             trained = self.folds[fold].trained
-            self._forensic[fold] = fitted_model(trained.weights, trained.state(), self.config)
+            fitted = fitted_model(trained.weights, trained.state(), self.config)
+            self.remarks |= dict.fromkeys(filter(None, [fitted.caution]))
+            self._forensic[fold] = fitted
         return float(self._forensic[fold].logits([features])[0])
 
     def _outputs(self, networks: Collection[Any], frames: Tensor) -> Tensor:
