@@ -27,7 +27,7 @@ from torch.nn.utils import fuse_conv_bn_eval
 from fvc_lib.detectors.classical import LOGISTIC
 from fvc_lib.detectors.network import PictureTrunk
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 # The inverse of scikit-learn's C = 0.01, for standardised features. A penalty chosen on inner folds was no better on
@@ -134,7 +134,7 @@ def trunk_of(name: str, default: str = "") -> DetectorSpec:
     if spec.build_trunk is None:
         raise UsageError(
             f"model {name!r}: {spec.name} has no trunk whose features could be used. Choose a published network: "
-            "run_notebooks.py detectors lists them."
+            f"{command_text('detectors')} lists them."
         )
     return spec
 

@@ -11,6 +11,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -177,13 +178,20 @@ class FileRegistry(Registry[T]):
     def check(self, name: str) -> str:
         """Check ``name`` and return it; in a name such as ``my_net.py:MyNet`` the path is made absolute.
 
-        The file is not read.
+        The file is not imported.
 
         Raises:
-            UsageError: ``name`` is a path without ``:ITEM``, or a name that is not registered.
+            UsageError: ``name`` is a path without ``:ITEM``, or a name that is not registered. In the first case the
+                message has the items that the file defines.
         """
         if name.endswith(".py"):
-            raise UsageError(f"{self.kind} {name!r}: a file, and no {self.holds} of it. Add :{self.holds.upper()}.")
+            found, kind = "The file cannot be read.", ast.ClassDef if self.holds == "class" else ast.FunctionDef
+            with suppress(OSError, SyntaxError, ValueError):
+                lines = ast.parse(Path(name).expanduser().read_bytes()).body
+                found = f"It defines {', '.join(line.name for line in lines if isinstance(line, kind)) or 'none'}."
+            raise UsageError(
+                f"{self.kind} {name!r}: a file, and no {self.holds} of it. Give {name}:{self.holds.upper()}. {found}"
+            )
         path = self.file_of(name)
         return super().check(name) if path is None else f"{path.expanduser().absolute()}:{name.rpartition(':')[2]}"
 
@@ -219,8 +227,9 @@ class FileRegistry(Registry[T]):
         try:
             return getattr(_import_file(path), item)
         except Exception as error:
+            reason = f"{type(error).__name__}: {error}" if path.is_file() else "there is no such file"
             raise UsageError(
-                f"{self.kind} {name!r}: {str(path)!r} gives no {self.holds} {item}: {type(error).__name__}: {error}. "
+                f"{self.kind} {name!r}: {str(path)!r} gives no {self.holds} {item}: {reason}. "
                 f"Mend the file, or give path/to/FILE.py:{self.holds.upper()}."
             ) from error
 

@@ -530,7 +530,7 @@ def fitted_model(path: Path, weights: Mapping[str, Tensor], config: RunConfig) -
     caution = ""
     if stored["families"] != here["families"]:
         caution = (
-            "Forensic features are measured by other code or package versions than when the model was fitted, so scores "
+            "Forensic features are measured by other code or package versions than when the model was fitted: scores "
             "may differ a little."
         )
     own = {name: array for name, array in arrays_of(weights).items() if not name.startswith(f"{_FRAMES}/")}
