@@ -93,6 +93,13 @@ def test_a_notebook_is_short_and_defines_nothing(cells):
         assert not any(isinstance(node, kinds) for node in ast.walk(ast.parse(source))), source
 
 
+@pytest.mark.fault(41)
+def test_a_figure_that_fails_ends_no_notebook(cells):
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    shown = [ast.unparse(statement) for statement in ast.parse(code).body]
+    assert all(text.startswith("with only_shows()") for text in shown if "show_figures(" in text)
+
+
 def test_a_notebook_has_at_most_eight_imports_of_ours_and_all_are_there(cells):
     source = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
