@@ -264,9 +264,11 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         try:
             super().execute_cell(cell, cell_index)
         except CellExecutionError as error:
+            # The reply names no error that was raised while a result was displayed; the output has it.
+            *_, shown = error, *(output for output in cell.outputs if output.output_type == "error")
             self.error = StageError(
-                name=error.ename,
-                message=error.evalue[:LONGEST_MESSAGE],
+                name=shown.ename,
+                message=shown.evalue[:LONGEST_MESSAGE],
                 cell=cell.execution_count or 0,
                 exit_code=self._exit_code(),
             )

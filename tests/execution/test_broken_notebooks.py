@@ -53,6 +53,7 @@ def states_of(record):
     ("name", "code", "error", "killed_by", "states"),
     [
         ("error_in_a_cell", 1, "ValueError", None, RAISED),
+        ("error_in_a_display", 1, "ValueError", None, RAISED),
         ("os_exit", 138, None, None, RAISED),
         ("kills_itself", 137, None, "SIGKILL", RAISED),
         ("never_starts", 138, "KernelNeverStarted", None, ["pending"] * 2),
