@@ -14,6 +14,7 @@ from fvc_lib.analysis.dashboard.panels import (
     MOST_METRICS,
     NOTHING,
     PANELS,
+    Panel,
     panels,
 )
 from fvc_lib.analysis.figures import roc_and_calibration
@@ -134,6 +135,12 @@ def test_a_run_at_work_is_followed_until_it_ends(
     assert "learning curves 1" in redrawn(board)
     assert not board.widgets["live"].value
     assert "refreshing stopped" in board.widgets["note"].value
+
+
+@pytest.mark.fault(41)
+def test_a_panel_that_fails_says_so_in_its_place(make_run: Callable[..., RunPaths]) -> None:
+    bundle = Panel("ROC", 1, lambda _: 1 / 0).bundle(dashboard(make_run().root.parent.parent).selection)
+    assert bundle == {"text/plain": "ROC cannot be shown: ZeroDivisionError: division by zero"}
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ import plotly.graph_objects as go
 
 from fvc_lib.analysis.pages.display import figure_bundle
 from fvc_lib.analysis.read.queries import SQL_TABLES, Selection, task_of
+from fvc_lib.analysis.wording import clean_text
+from fvc_lib.services.errors import FvcError
 from fvc_lib.services.registry import Registry
 
 MOST_METRICS = 3  # the most metrics whose learning curves are drawn
@@ -52,9 +54,18 @@ class Panel:
 
         ``with_still``: whether a figure also gets a still picture, which a redraw has no time for. If the panel is not
         meant for the task of the run that is shown in detail, or is a figure without data, the content is invisible.
+        If drawing it fails, the content is a sentence that says so.
+
+        Raises:
+            FvcError: a file that the panel reads is damaged or missing.
         """
         is_meant = not self.tasks or task_of(selection.detailed) in self.tasks
-        shown = self.draw(selection) if is_meant else NOTHING
+        try:
+            shown = self.draw(selection) if is_meant else NOTHING
+        except FvcError:
+            raise  # a damaged file is refused by its name
+        except Exception as error:  # noqa: BLE001 - one panel must not end the others, nor the stage of a run
+            shown = clean_text(f"{self.name} cannot be shown: {type(error).__name__}: {error}")
         if isinstance(shown, go.Figure):
             if shown.data:
                 return figure_bundle(shown, with_still=with_still)
