@@ -357,7 +357,7 @@ def parameter_cautions(parameters: Mapping[str, object]) -> list[str]:
 
     Such parameters are a synthetic corpus, shuffled labels, re-encoding and rescaling.
     """
-    synthetic = "The corpus is synthetic: the number shows that the pipeline works, not how well"
+    synthetic = "The corpus is synthetic: its numbers show that the pipeline works, not how well"
     if parameters.get("more_corpora"):
         synthetic = "Part of the videos is the synthetic sample corpus, which shows nothing of how well"
     cautions = []
