@@ -47,9 +47,7 @@ def test_numbers_carry_units_and_missing_ones_say_so() -> None:
 def test_an_error_while_something_is_only_shown_stands_in_its_place(capsys):
     with only_shows():
         raise duckdb.OutOfMemoryException("Out of Memory Error: failed to allocate <1 GB>")
-    shown = capsys.readouterr().out
-    assert "OutOfMemoryException" in shown
-    assert "does not depend on it" in shown
+    assert re.search("OutOfMemoryException.*does not depend on it", capsys.readouterr().out)
     with pytest.raises(KeyboardInterrupt), only_shows():
         raise KeyboardInterrupt
 
