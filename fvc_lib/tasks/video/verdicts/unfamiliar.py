@@ -141,8 +141,9 @@ def _cells(clips: npt.NDArray[np.uint8]) -> Floats:
 
     The result is float64 (N * T, ``_GRID``, ``_GRID``).
     """
-    luma = np.tensordot(clips.reshape(-1, *clips.shape[2:]), np.array([0.299, 0.587, 0.114]), (1, 0))
-    return np.asarray(F.adaptive_avg_pool2d(torch.from_numpy(luma), _GRID).numpy())
+    frames = torch.from_numpy(np.ascontiguousarray(clips)).flatten(0, 1).float()
+    colours = F.adaptive_avg_pool2d(frames, _GRID).double().numpy()
+    return np.tensordot(colours, np.array([0.299, 0.587, 0.114]), (1, 0))
 
 
 # --- Copies
