@@ -54,8 +54,8 @@ class _Convolution(nn.Conv2d):
         height, width = (max(0, (-(-side // stride) - 1) * stride + kernel - side) for side in features.shape[-2:])
         weight = self.weight
         if height % 2 or width % 2:
-            # A convolution pads both ends alike. A first row and column of zeros in the kernel shift it by a pixel, in a
-            # third of the time that it takes to pad the features.
+            # A convolution pads both ends alike. A first row and column of zeros in the kernel shift it by a pixel, in
+            # a third of the time that it takes to pad the features.
             weight = F.pad(weight, (width % 2, 0, height % 2, 0))
         padding = (height + 1) // 2, (width + 1) // 2
         return F.conv2d(features, weight, self.bias, self.stride, padding, groups=self.groups)
