@@ -88,7 +88,8 @@ def read_corpus(path: Path, config: RunConfig, without: Sequence[tuple[str, str]
         forensic: Any = None
         if config.of_features in ("forensic", "both"):
             measured = Path(tables) / "features.parquet"
-            measure_features(index, root, config.feature_families, config.cache_dir, measured)
+            families, cache = config.feature_families, config.cache_dir
+            measure_features(index, root, families, cache, measured, recipe=config.recipe)
             assert read_table(measured, FEATURES).height
             source = forensic = classical.FeatureTable(forensic_features(measured, config), config)
         if config.of_features != "forensic":

@@ -138,6 +138,8 @@ def measure_side(name: str, model: Path, files: list[Path]) -> None:
     torch.set_num_threads(1)
     detector = verdict_detector(model)
     detector.networks.load(detector.networks.folds)
+    if detector.networks.families:
+        raise SystemExit("The loops beside it measure no forensic features: name a run with -p views frames.")
     before = cpu_seconds()
     scores = sides(detector)[name](files)
     print(json.dumps({"cpu_seconds": cpu_seconds() - before, "scores": scores}))

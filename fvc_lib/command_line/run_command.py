@@ -342,14 +342,19 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
     """
     from fvc_lib.detectors.classical import refuse_settings
     from fvc_lib.detectors.probe import refuse_random_trunk
+    from fvc_lib.tasks.video.classical import forensic_families
 
     config = RunConfig(**values)
+    kind = DETECTORS.of_features(config.model)
+    if kind != "both" and config.views != RunConfig.model_fields["views"].default:
+        return f"views {config.views!r}: only probes have views, and model {config.model!r} is none. Leave views out."
     try:
         config.load_chosen()
         if config.self_blended:
             CROPS.get("face")  # it finds the faces
         if config.of_features:
             refuse_settings(config)
+            forensic_families(config)
             packages = DETECTORS.get(config.model).packages
             if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
                 raise UsageError(f"model {config.model!r} needs {', '.join(missing)}, which is not installed.")
@@ -358,9 +363,9 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
                 _try_network(config)
         elif config.task == DEFAULT_TASK:
             _try_network(config)
-        elif config.task in DECLARED["model"].tasks and (sees := DETECTORS.of_features(config.model)):
+        elif config.task in DECLARED["model"].tasks and kind:
             raise UsageError(
-                f"model {config.model!r} reads {sees} features of videos, and task {config.task} needs a network: "
+                f"model {config.model!r} is fitted to features of videos, and task {config.task} needs a network: "
                 f"{command_text('detectors')} lists them."
             )
     except FvcError as error:

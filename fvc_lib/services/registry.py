@@ -499,8 +499,8 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
     def of_features(self, name: str) -> str:
         """Return the kind of features that the model ``name`` takes as input (``DetectorSpec.of_features``).
 
-        The text is ``forensic`` or ``embedding`` for a classical model, and empty for a network. No file is imported,
-        because a file declares either networks or models on one kind of features.
+        The text is ``forensic``, ``embedding`` or ``both`` for a classical model, and empty for a network. No file is
+        imported, because a file declares either networks or models on one kind of features.
         """
         ours = self.declared_in(name)
         if self.file_of(name) is not None or not ours:

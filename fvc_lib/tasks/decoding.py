@@ -22,6 +22,7 @@ from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.video.verdicts.untrusted import look, original
 from fvc_lib.video.clips.making import decode_item, decode_limits, failure_of
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
+from fvc_lib.video.features.measuring import TIMEOUT_SECONDS
 
 FILE_SECONDS = 60.0  # the time limit in seconds for an empty file; every megabyte adds one second
 _SCRATCH = "scoring"
@@ -88,6 +89,7 @@ def decoded_files(
     """
     items = [item_to_decode(store, file, clip, families) for file, clip in zip(files, clips, strict=True)]
     limits = decode_limits(store, workers, recipes=bool(store.recipe) or any(file.recipe for file in files))
+    limits["timeout_seconds"] += TIMEOUT_SECONDS if families else 0
     with closing(run_isolated(f"{original.__module__}:{original.__name__}", items, **limits)) as answers:
         for answer in answers:
             value = answer.value or {}
@@ -138,7 +140,7 @@ def looked_at(
     items = [item_to_decode(store, FileToScore(path, ()), clip, families) for path, clip in pairs]
     limits = decode_limits(store, workers, recipes=bool(store.recipe))
     whole = limits["timeout_seconds"] + VIDEO_FILES.timeout_seconds
-    least = whole if store.recipe or store.view.crop else FILE_SECONDS * store.view.clips
+    least = whole if store.recipe or store.view.crop else FILE_SECONDS * (store.view.clips + bool(families))
     # The limit depends on the size, not on the duration that the file states: a hostile file may state a wrong one.
     states = [file_state(path) or {"size_bytes": 0} for path in files]
     limits["timeout_seconds"] = [least + round(state["size_bytes"] / 1e6) for state in states]

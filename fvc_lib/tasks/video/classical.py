@@ -67,7 +67,7 @@ def forensic_families(config: RunConfig) -> list[tuple[str, FeatureFamily]]:
     coded stream. The view is empty for a model on forensic features alone.
 
     Raises:
-        UsageError: a probe has a view besides frames, but no family of it is named.
+        UsageError: no family is named of a view of a probe.
     """
     if config.of_features not in ("forensic", "both"):
         return []
@@ -76,9 +76,10 @@ def forensic_families(config: RunConfig) -> list[tuple[str, FeatureFamily]]:
         return [("", family) for family in families]
     views = [(_CODING if family.of == "stream" else _PIXELS, family) for family in families]
     wanted = [(view, family) for view, family in views if view in config.views]
-    if not wanted:
+    if missing := {*config.views.split(",")} - {_FRAMES, *(view for view, _ in wanted)}:
         raise UsageError(
-            f"feature_families {config.feature_families!r}: none is of the views {config.views!r}. Use -p views frames."
+            f"views: got {config.views!r}, and feature_families {config.feature_families!r} names no family of "
+            f"{', '.join(sorted(missing))}. Name one, or leave the view out."
         )
     return sorted(wanted, key=lambda pair: pair[0] == _CODING)
 
@@ -397,8 +398,8 @@ def fitted(
         return next(iter(views.values()))
     held_out = np.stack([found.held_out for found in views.values()])
     spreads = held_out.std(1)
-    # A view that tells nothing has a tiny spread; its noise must not be blown up.
-    shares = 1 / np.maximum(spreads, spreads.max() / 10 or 1.0)
+    # The features of a view with a tiny spread hardly vary. It gets no weight, since its noise would be blown up.
+    shares = np.where(spreads > spreads.max() / 10, 1 / np.maximum(spreads, 1e-12), 0.0) + 1e-12
     shares /= shares.sum()
     arrays: Arrays = {}
     for (view, found), share in zip(views.items(), shares, strict=True):
@@ -406,8 +407,9 @@ def fitted(
             f"{view}/share": np.array([share])
         }
     held_out_logits = shares @ held_out
-    settings = {**views[_FRAMES].best.settings, **dict(zip(views, shares.tolist(), strict=True))}
-    best = Candidate(settings, held_out_loss(labels[judged], held_out_logits, class_weights[labels][judged]))
+    best = Candidate(
+        views[_FRAMES].best.settings, held_out_loss(labels[judged], held_out_logits, class_weights[labels][judged])
+    )
     return Found(arrays, best, (best,), held_out_logits)
 
 
@@ -522,7 +524,12 @@ def fitted_model(path: Path, weights: Mapping[str, Tensor], config: RunConfig) -
     stored, here = described_in(path), description(config, {})
     names = tuple(stored.get("features", ()))
     lacking = sorted(set(names) - set(here.get("features", ())))
-    if lacking or not names:
+    if not names:
+        raise UsageError(
+            f"{str(path)!r}: was fitted by an earlier version, without forensic features. Fit it again: "
+            f"{command_text('--force', '04', '--resume', 'RUN')}"
+        )
+    if lacking:
         raise UsageError(
             f"{str(path)!r}: the model sees features not measured here, such as {' '.join(lacking[:1])}. Judge "
             f"with the version that fitted it, or fit it again: {command_text('--force', '04', '--resume', 'RUN')}"

@@ -431,12 +431,13 @@ def fold_clips(rows: TrainingRows, source: Any, config: RunConfig, fold: int | N
     missing = tuple(sorted(video_id for video_id in rows.folds["video_id"] if not source.has(video_id, 0)))
     if len(missing) > config.max_rejected_share * rows.folds.height:
         raise DataError(
-            f"{len(missing)} of {rows.folds.height} videos have no clip in {config.cache_dir!r} (allowed share: "
-            f"{config.max_rejected_share:g}), the first: {missing[0]}. Run 03_augmentation with these parameters and "
-            "look at what it reports."
+            f"{len(missing)} of {rows.folds.height} videos have no clip in {config.cache_dir!r}, or lack forensic "
+            f"features that the model takes (allowed share: {config.max_rejected_share:g}), the first: {missing[0]}. "
+            "Run 03_augmentation and 03b_forensic_features with these parameters and look at what they report."
         )
     if missing:
-        _logger.warning("%d videos have no clip and take no part: %s", len(missing), ", ".join(missing))
+        names = ", ".join(missing)
+        _logger.warning("%d videos have no clip or no forensic features, and take no part: %s", len(missing), names)
     share, seed = config.inner_validation_share, config.seed
     split = rows.split(fold, inner_validation_share=share, seed=seed, without=missing)
     rows_of_train, rows_of_validation = split.train, split.validation

@@ -325,7 +325,7 @@ class VideoDetector(Predictor):
         decides: list[Any] = [_VERSION, self.config.near_duplicate_bits, self.ranges.model_dump_json()]
         for networks in self._all_networks:
             folds = [networks.folds[fold] for fold in networks.judges]
-            decides += [networks.store.decode_hash, networks.config.clips_per_video]
+            decides += [networks.store.decode_hash, networks.measured_by, networks.config.clips_per_video]
             decides += [(fold.prior_logit, fold.temperature) for fold in folds]
         decides += sorted(map(str, self.known.rows.select("label", "content_sha256", "perceptual_hash").rows()))
         if self.distance is not None:

@@ -160,7 +160,8 @@ def _identity(networks: Networks, level: str) -> str:
     """Return a hex SHA-256 of everything that determines the scores of ``level``, except the video."""
     recipe = "" if level == UNDISTURBED else RECIPES[level].digest
     folds = [(fold, of.weights, of.temperature, of.prior_logit) for fold, of in networks.folds.items()]
-    return sha256_of_json([recipe, networks.store.decode_hash, folds, networks.compute.describe()])
+    code = [networks.store.decode_hash, networks.measured_by]
+    return sha256_of_json([recipe, code, folds, networks.compute.describe()])
 
 
 def _stored(file: Path, networks: Networks, level: str) -> pl.DataFrame:

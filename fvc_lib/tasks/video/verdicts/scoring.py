@@ -32,7 +32,7 @@ from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.decoding import DecodedFile, FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.predicting import Trained
-from fvc_lib.tasks.video.classical import FittedModel, arrays_of, fitted_model, forensic_families, probe
+from fvc_lib.tasks.video.classical import FittedModel, arrays_of, description, fitted_model, forensic_families, probe
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 
 Floats = npt.NDArray[np.float64]
@@ -85,6 +85,7 @@ class Networks:
         self.sees_frames = config.of_features != "forensic"
         self.batch_size = config.batch_size or DETECTORS.get(config.model).micro_batch
         self.families = [family.name for _, family in forensic_families(config)]
+        self.measured_by = description(config, {}).get("families", "")  # a digest of the code that measures them
         self._networks: dict[int, Any] = {}
         self._forensic: dict[int, FittedModel] = {}
         self.remarks: dict[str, None] = {}  # cautions on changed code of the networks that were loaded, in order

@@ -27,7 +27,7 @@ from fvc_lib.video.decode.probe import probe_and_decode
 from fvc_lib.video.decode.source import VideoError
 from fvc_lib.video.decode.views import CropError, at_rate_of, seen_of, wanted_of
 from fvc_lib.video.features.family import Sample, SampleSink
-from fvc_lib.video.features.worker import measure_video
+from fvc_lib.video.features.worker import FamilyError, measure_video
 
 _READ = "fvc_lib.tasks.video.verdicts.untrusted:read_claims"
 _TIMEOUT_SECONDS = 60.0
@@ -108,7 +108,10 @@ def windows(item: dict[str, Any]) -> dict[str, Any]:
 
 def _forensic(item: dict[str, Any], path: Path, sample: Sample | None = None) -> dict[str, Any]:
     families = [FEATURES.get(name) for name in item["families"]]
-    columns = measure_video(path, families, sample).values() if families else ()
+    try:
+        columns = measure_video(path, families, sample).values() if families else ()
+    except FamilyError as error:
+        raise VideoError(path, str(error), "Mend the family, or leave the file out.") from error
     return {"forensic": {name: value for values in columns for name, value in values.items() if math.isfinite(value)}}
 
 
