@@ -124,7 +124,7 @@ def test_a_new_file_gets_each_members_score_by_fold_together_and_a_known_one_its
     assert detector.model_id.startswith("ensemble_stacking@")
 
     def unscored(files, clips, waiting, picture):
-        return [Finding(probed.path, failure="torn") for probed in waiting.values()]
+        return [Finding(probed.path, failure="torn") for probed, _ in waiting.values()]
 
     monkeypatch.setattr(detector.members[1], "_scored", unscored)
     assert [each.failure for each in detector.predict([new, known], workers=1)] == ["torn", ""]

@@ -16,7 +16,7 @@ from fvc_lib.tasks.bundle import write_bundle
 from fvc_lib.tasks.decoding import FileToScore
 from fvc_lib.tasks.predicting import Standing, predictor_of
 from fvc_lib.tasks.video.classical import described_in, fitted_model
-from fvc_lib.tasks.video.predicting import known_videos, networks_of_run
+from fvc_lib.tasks.video.predicting import known_videos, networks_of_run, write_features
 from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.tasks.video.verdicts.evidence import FORENSIC_NOTE, NO_FRAMES, file_evidence
 from fvc_lib.tasks.video.verdicts.scoring import score_files
@@ -81,6 +81,7 @@ def test_the_model_of_all_groups_judges_alone_and_was_calibrated_on_held_out_log
     chose = read_table(run.final_validation, FINAL_VALIDATION)
     assert set(chose["video_id"]) == set(read_table(run.index, INDEX)["video_id"])
     assert train_fold(run, run_config(run.params_yaml), metric_log=ListLog()).train_anew
+    write_features(run, final=True)  # as 04b does
     write_bundle(predictor_of(run, STANDING, final=True), home / "final", "---\n---\n")
     (by_run,) = load_detector(run.root, final=True).predict([new])
     assert by_run.score == by_run.values["low"] == by_run.values["high"]
