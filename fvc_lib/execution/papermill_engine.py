@@ -33,6 +33,7 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, NotebookExecutionManager, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
+from fvc_lib.execution.kernel_server import KernelProcess, KernelServer
 from fvc_lib.execution.run.status import StageError
 from fvc_lib.execution.stages import Notebook, check_parameters, notebook_of
 from fvc_lib.services.atomic_files import temporary_of, write_bytes
@@ -81,6 +82,7 @@ class KernelRequest:
     folder: Path  # the kernel's working directory
     environment: Mapping[str, str]  # all variables that the kernel gets
     log: Path  # text that the kernel's process prints outside the notebook is appended to this file
+    server: KernelServer | None = None  # forks the kernel; None: the kernel is started by itself
     on_start: Callable[[int], None] = lambda pid: None  # called with the kernel's process id
     on_cell: Callable[[int, int], None] = lambda number, total: None  # called before each cell, counted from 1
     outcome: KernelOutcome | None = None  # set by the engine at the end
@@ -214,19 +216,28 @@ class KernelManager(AsyncKernelManager):
 
     Args:
         folder: a private folder with a short path.
+        server: forks the kernel; None: the kernel is started by itself.
         on_start: called with the kernel's process id as soon as the process exists.
     """
 
-    process: Popen[bytes]
+    process: "Popen[bytes] | KernelProcess"
 
-    def __init__(self, folder: str, on_start: Callable[[int], None]) -> None:
+    def __init__(self, folder: str, server: KernelServer | None, on_start: Callable[[int], None]) -> None:
         super().__init__(connection_file=f"{folder}/k.json", transport="ipc", ip=f"{folder}/s")
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         self._kernel_spec = KernelSpec(argv=command, language="python")
-        self._on_start = on_start
+        self._folder, self._server, self._on_start = Path(folder), server, on_start
 
     async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
-        await super()._async_launch_kernel(kernel_cmd, **options)
+        if self._server is None:
+            await super()._async_launch_kernel(kernel_cmd, **options)
+        else:
+            request = self._folder / "request.json"
+            values = {"arguments": kernel_cmd[3:], "folder": options["cwd"], "environment": options["env"]}
+            request.write_text(json.dumps(values))
+            provisioner: Any = self.provisioner
+            provisioner.process = self._server.start(request, options["stdout"])
+            provisioner.pid = provisioner.pgid = provisioner.process.pid
         self.process = self.provisioner.process  # type: ignore[union-attr]
         self._on_start(self.process.pid)
 
@@ -326,7 +337,7 @@ def _execute_cells(record: Record, request: KernelRequest) -> KernelOutcome:
     # The system limits the length of a socket's path; the private folder keeps other users out.
     short = "/tmp" if len(tempfile.gettempdir()) > 80 else None
     with tempfile.TemporaryDirectory(prefix="fvc-", dir=short) as folder, request.log.open("ab") as log:
-        manager = KernelManager(folder, request.on_start)
+        manager = KernelManager(folder, request.server, request.on_start)
         client = Client(record, manager, log, request.on_cell)
         # A private profile: the user's startup files do not run, and no two kernels create the same profile.
         environment = {**request.environment, "IPYTHONDIR": folder}

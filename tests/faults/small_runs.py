@@ -196,4 +196,5 @@ def wait_for_no_orphans(seconds: float = 60) -> None:
 
 def _is_orphaned_kernel(process: psutil.Process) -> bool:
     command = " ".join(process.info["cmdline"] or ())
-    return "ipykernel_launcher" in command and "fvc-" in command and process.info["ppid"] == 1
+    is_kernel = "fvc_lib.execution.kernel_server" in command or ("ipykernel_launcher" in command and "fvc-" in command)
+    return is_kernel and process.info["ppid"] == 1

@@ -6,6 +6,7 @@ They end as an undisturbed run does. ``make kills`` runs the kills, ``make fault
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import resource
 import shutil
@@ -60,7 +61,10 @@ def kill_kernel(place: Place, whole: Whole, chance: random.Random) -> End:
     while process.poll() is None and not killed:
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(process.pid).children(recursive=True):
-                if not killed and any("kernel" in part for part in child.cmdline()):
+                # The runner started the server that forks kernels. Kernels lead a session, and their watchers do not.
+                is_forked = child.ppid() != process.pid and os.getsid(child.pid) == child.pid
+                is_kernel = is_forked or any("ipykernel" in part for part in child.cmdline())
+                if not killed and is_kernel:
                     child.kill()
                     killed = True
         time.sleep(0.02)

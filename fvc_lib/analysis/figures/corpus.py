@@ -169,41 +169,40 @@ def _tie(known: pl.DataFrame, name: str, other: str) -> float | None:
     return abs(float(pairs.select(pl.corr(name, other, method="spearman")).item()))
 
 
-def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tuple[str, str]]) -> go.Figure:
-    """Return box plots of a family of related forensic features, one panel per feature, for reals and for fakes.
+def families_figure(features: pl.DataFrame, families: Mapping[str, Mapping[str, str]]) -> go.Figure:
+    """Return box plots for reals and for fakes of one feature per family, the one that differs most between them.
 
     Boxes are quartiles, and whiskers end at the 5th and the 95th percentile.
 
     Args:
         features: rows of FEATURES.
-        family: name of the family, for titles.
-        columns: maps each column of ``features`` to draw to the name of the feature and its unit.
+        families: maps the name of each family to the columns of ``features`` to choose from, with their units.
     """
-    shown = {column: text for column, text in columns.items() if features[column].count()}
-    if not shown:
-        return theme.nothing_to_show(family, "No video has a value of this family.")
-    measured = features.filter(pl.any_horizontal(pl.col(list(shown)).is_not_null()))
-    known = []
-    for column, (name, _) in shown.items():
-        rows = features.select(column, "label", "group_id").drop_nulls()
-        # A feature with one label, or fewer than three groups, has no interval.
-        if rows["label"].n_unique() == 2 and rows["group_id"].n_unique() > 2:
-            scores, groups = rows.to_series().cast(pl.Float64).to_numpy(), rows["group_id"].to_list()
-            auc = group_interval(theme.fake_labels(rows), scores, groups, roc_auc, replicates=500, seed=0)
-            known.append((abs(auc.value - 0.5), f"{name}, AUC {interval_text(auc.value, auc.low, auc.high)}"))
-    finding = f"{family}: no feature can be compared, one of the labels has no value"
-    if known:
-        finding = f"{family}: real and fake videos differ most in {max(known)[1]}"
+    known = []  # how far the AUC is from 0.5, column and unit
+    for units in families.values():
+        found = []
+        for column, unit in units.items():
+            rows = features.filter(pl.col(column).is_finite())
+            # A feature with one label, or fewer than three groups, has no interval.
+            if rows["label"].n_unique() == 2 and rows["group_id"].n_unique() > 2:
+                above = float(roc_auc(theme.fake_labels(rows), rows[column].cast(pl.Float64)))
+                found.append((abs(above - 0.5), column, unit))
+        known += sorted(found, reverse=True)[:1]
+    if not known:
+        return theme.nothing_to_show("Features", "No feature has values of both labels in three groups.")
+    _, best, _ = max(known)
+    rows = features.filter(pl.col(best).is_finite())
+    scores, groups = rows[best].cast(pl.Float64).to_numpy(), rows["group_id"].to_list()
+    auc = group_interval(theme.fake_labels(rows), scores, groups, roc_auc, replicates=500, seed=0)
+    finding = f"Real and fake videos differ most in {best}, AUC {interval_text(auc.value, auc.low, auc.high)}"
     # Two columns, so that names do not overlap on a phone.
     drawn, places = theme.panel_grid(
-        finding, f"{theme.videos_and_groups(measured)}; means over a video", [name for name, _ in shown.values()],
-        columns=2, panel_height=150, shared_yaxes=True,
+        finding, f"{theme.videos_and_groups(features)}; the most different feature of each family",
+        [column for _, column, _ in known], columns=2, panel_height=150, shared_yaxes=True,
     )  # fmt: skip
-    for (column, (_, unit)), where in zip(shown.items(), places, strict=True):
+    for (_, column, unit), where in zip(known, places, strict=True):
         for label, color in theme.LABEL_COLORS.items():
-            values = features.filter(label=label)[column].drop_nulls().cast(pl.Float64)
-            if values.is_empty():
-                continue
+            values = features.filter(pl.col(column).is_finite(), label=label)[column].cast(pl.Float64)
             low, first, middle, third, high = np.quantile(values, [0.05, 0.25, 0.5, 0.75, 0.95])
             ends = {"q1": [first], "median": [middle], "q3": [third], "lowerfence": [low], "upperfence": [high]}
             look = {"line": {"color": color}, "fillcolor": theme.translucent(color, 0.25), "hoverinfo": "x"}

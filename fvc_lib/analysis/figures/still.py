@@ -133,7 +133,8 @@ def _set_axis(panel: Any, name: str, axis: dict[str, Any]) -> None:
     of.set_label_text(plain_text(axis.get("title", {}).get("text", "")))
     panel.axison = panel.has_data()
     panel.grid(axis.get("showgrid") is not False, axis=name, color="#E6E8EB")
-    panel.set(**{f"{name}scale": axis.get("type", "linear").replace("category", "linear")})
+    if axis.get("type") == "log":  # to set another scale would remove the names of categories
+        panel.set(**{f"{name}scale": "log"})
     if axis.get("tickvals") is not None:
         of.set_ticks(list(axis["tickvals"]), list(map(plain_text, axis["ticktext"])))
     limits = axis.get("range") or ((0, None) if axis.get("rangemode") == "tozero" else None)

@@ -19,11 +19,12 @@ from types import FrameType
 from typing import TextIO
 
 from fvc_lib.execution import plan as fingerprint
+from fvc_lib.execution.kernel_server import KernelServer
 from fvc_lib.execution.plan import PlannedTask, Schedule
 from fvc_lib.execution.run.gpus import folds_at_once, most_of_ranks_at_once, on_gpu, training_gpus
 from fvc_lib.execution.run.record import record_corpus
 from fvc_lib.execution.run.status import StageStatus, begin_work, end_work, put_stage, read_status, run_lock
-from fvc_lib.execution.run.task import STOPPED, TaskRun, end_lines, exit_code_of_signals
+from fvc_lib.execution.run.task import STOPPED, TaskRun, end_lines, exit_code_of_signals, kernel_environment
 from fvc_lib.execution.stages import Notebook, Task
 from fvc_lib.services.atomic_files import utc_now
 from fvc_lib.services.config import RunConfig
@@ -33,6 +34,7 @@ from fvc_lib.services.run_paths import RunPaths
 
 SHOW_SECONDS = 0.3
 PLAIN_INTERVAL_SECONDS = 30.0
+MOST_OWN_KERNELS = 2  # with more tasks, kernels are forked from a process that has imported the libraries
 # A cluster may send one signal twice: to the batch shell, which forwards it, and to this process.
 _SAME_SIGNAL_SECONDS = 1.0
 _STOPPED_CODES = (STOPPED, 130, 143)
@@ -127,6 +129,7 @@ class Runner:
         self._gpus = training_gpus(config)
         self._dealt: dict[str, tuple[str, ...]] = {}  # GPUs by running training
         self._running: dict[Future[StageStatus], TaskRun] = {}
+        self._server: KernelServer | None = None
         self._signals: list[int] = []
         self._first_signal = 0.0  # on the monotonic clock
         self._forwarded = 0
@@ -156,6 +159,9 @@ class Runner:
             # Before any task runs: if a repeated task fails, the old results must not look like current ones.
             fingerprint.set_aside(self.run, [planned.task for planned in plan if planned.redo])
             exit_code = 1  # stays if an exception ends the block
+            # A kernel of its own is as fast for one or two tasks, and other systems' libraries may not survive a fork.
+            if sys.platform == "linux" and sum(planned.run for planned in plan) > MOST_OWN_KERNELS:
+                self._server = KernelServer(kernel_environment(os.environ))
             try:
                 exit_code = self._run_tasks(plan)
             finally:
@@ -163,6 +169,8 @@ class Runner:
                     # The old results must not look like current ones. Trainings stay, because they take long.
                     stale = [task for task in self._undecided.values() if not task.stage.trains]
                     fingerprint.set_aside(self.run, stale)
+                if self._server is not None:
+                    self._server.close()
                 end_work(self.run, exit_code, time.monotonic() - started)
             return exit_code
 
@@ -252,7 +260,15 @@ class Runner:
         stage = StageStatus(state="running", attempts=before.attempts + 1, reason=before.reason, started_utc=utc_now())
         put_stage(self.run, task.key, stage)
         notebook, environment = self.notebooks[task.stage.name], self._environment(task)
-        at_work = TaskRun(self.run, self.config, task, notebook, attempt=stage.attempts, extra_environment=environment)
+        at_work = TaskRun(
+            self.run,
+            self.config,
+            task,
+            notebook,
+            attempt=stage.attempts,
+            extra_environment=environment,
+            server=self._server,
+        )
         self._running[pool.submit(self._run_task, at_work, stage)] = at_work
 
     def _run_task(self, at_work: TaskRun, stage: StageStatus) -> StageStatus:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from fvc_lib import CHECKOUT
+from fvc_lib.execution.kernel_server import KernelServer
 from fvc_lib.execution.run.session import progress_path, read_progress
 from fvc_lib.execution.run.status import StageError, StageStatus
 from fvc_lib.execution.stages import Notebook, Task
@@ -182,6 +183,7 @@ class TaskRun:
         notebook: the task's notebook.
         attempt: the number of this attempt, from 1.
         extra_environment: variables that the kernel gets in addition to the variables of this process.
+        server: forks the kernel; None: the kernel is started by itself.
     """
 
     def __init__(
@@ -193,9 +195,11 @@ class TaskRun:
         *,
         attempt: int,
         extra_environment: Mapping[str, str] | None = None,
+        server: KernelServer | None = None,
     ) -> None:
         self.run, self.config, self.task, self.notebook = run, config, task, notebook
         self._attempt = attempt
+        self._server = server
         self._extra = dict(extra_environment or {})
         self._watch = KernelWatch()
         self._signals: list[int] = []
@@ -279,6 +283,7 @@ class TaskRun:
             folder=self.notebook.path.parent,
             environment={**kernel_environment(os.environ), **given},
             log=self.run.stage_log(self.task.stage.name, self.task.fold),
+            server=self._server,
             on_start=self._kernel_started,
             on_cell=self._cell_begins,
         )

@@ -1,0 +1,86 @@
+"""Kernels that are forked from a process which has imported the libraries."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fvc_lib.execution.kernel_server import KernelServer
+from fvc_lib.execution.papermill_engine import KernelRequest, execute
+from fvc_lib.execution.run.task import kernel_environment
+from tests.execution.conftest import write_notebook
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks kernels")
+PARAMETERS = "seed: int = 0\n"
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = KernelServer(kernel_environment(os.environ))
+    yield server
+    server.close()
+
+
+def run(folder: Path, server: KernelServer, *cells: str, **environment: str):
+    """Run a notebook in a forked kernel; returns how it ended, and the text that it printed."""
+    notebook = write_notebook(folder / "notebook.ipynb", cells, PARAMETERS)
+    given = {**kernel_environment(os.environ), **environment}
+    record, pids = folder / "record.partial.ipynb", []
+    request = KernelRequest(record, folder, given, folder / "log", server=server, on_start=pids.append)
+    outcome = execute(notebook, {"seed": 3}, request)
+    outputs = [output for cell in json.loads(record.read_text())["cells"] for output in cell.get("outputs", [])]
+    assert not psutil.pid_exists(pids[0])
+    return outcome, "".join(output.get("text", "") for output in outputs)
+
+
+def test_a_forked_kernel_has_the_libraries_and_nothing_of_this_library(server, tmp_path):
+    code = (
+        "import os, sys\n"
+        "print('torch' in sys.modules, [name for name in sys.modules if name.startswith('fvc_lib')])\n"
+        "import torch\n"
+        "print(seed, torch.get_num_threads(), os.getcwd(), os.environ['FVC_MARK'])\n"
+    )
+    outcome, text = run(tmp_path, server, code, OMP_NUM_THREADS="1", FVC_MARK="given")
+    assert outcome.error is None
+    assert not outcome.died
+    assert text.splitlines() == ["True ['fvc_lib', 'fvc_lib.execution']", f"3 1 {tmp_path} given"]
+
+
+@pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), 9)", -9), ("os._exit(5)", 5)])
+def test_the_exit_status_of_a_kernel_that_dies_is_known(server, tmp_path, end, code):
+    outcome, _ = run(tmp_path, server, f"import os; {end}")
+    assert (outcome.died, outcome.return_code, outcome.never_started) == (True, code, None)
+
+
+def test_a_killed_runner_takes_its_kernels_and_the_server_with_it(tmp_path):
+    notebook = write_notebook(tmp_path / "notebook.ipynb", ["import time; time.sleep(600)"], PARAMETERS)
+    script = (
+        "import os, sys; from pathlib import Path\n"
+        "from fvc_lib.execution.kernel_server import KernelServer\n"
+        "from fvc_lib.execution.papermill_engine import KernelRequest, execute\n"
+        "from fvc_lib.execution.run.task import kernel_environment\n"
+        "folder, environment = Path(sys.argv[1]), kernel_environment(os.environ)\n"
+        "server = KernelServer(environment)\n"
+        "note = lambda pid: (folder / 'pids').write_text(f'{pid} {server._server.pid}')\n"
+        "request = KernelRequest(folder / 'r.ipynb', folder, environment, folder / 'log', server, note)\n"
+        "execute(folder / 'notebook.ipynb', {}, request)\n"
+    )
+    runner = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
+    assert notebook.exists()
+    pids = tmp_path / "pids"
+    end = time.monotonic() + 120
+    while not (pids.exists() and len(pids.read_text().split()) == 2):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    runner.send_signal(signal.SIGKILL)
+    runner.wait()
+    for pid in map(int, pids.read_text().split()):
+        while psutil.pid_exists(pid):
+            assert time.monotonic() < end
+            time.sleep(0.05)
