@@ -94,8 +94,9 @@ luma = np.zeros((1, 2, 64, 64), np.float32)
 luma[0, 0, :32, :32] = 4
 run = Run(luma, luma[:, 0])
 found = measured(Sample((run,), Stream("h264", np.ones(1, int), np.ones(1, bool), np.zeros(1))), family)
-print(round(found["contrast_luma_mean"], 3), len(found), len(code_of(family)))
-""", "0.866 6 64\n"),
+default = resolve_config({}, environ={}).feature_families
+print(round(found["contrast_luma_mean"], 3), len(found), len(code_of(family)), "contrast" in default)
+""", "0.866 6 64 False\n"),
     "Adding an augmentation": ("video/augmentations.py", """
 import numpy as np
 from fvc_lib.services.parameters import resolve_config

@@ -41,7 +41,6 @@ from fvc_lib.services.tasks import (
     FINAL_TRAINING,
     FOLD_ASSIGNMENT,
     FOLD_TRAINING,
-    FORENSIC_FEATURES,
     KFOLD,
     KFOLD_RESULTS,
     PROTOCOLS,
@@ -56,6 +55,10 @@ _CLIPS, _LABELLED = ("video", "video_text"), ("video", "image")
 _TRAINS = (FOLD_TRAINING, FINAL_TRAINING)
 _EVEN_ROWS = wanted(lambda rows: rows % 2 == 0 and rows not in range(1, 16), "0, or an even number from 16 on")
 Names = Annotated[tuple[str, ...], BeforeValidator(split_names)]
+# By name, so that a family which is added later changes no run and trains nothing again.
+FAMILIES = (
+    "block_dct,codec_motion,double_compression,noise_residual,packets,quantisers,repeats,sharpness,spectrum,timing"
+)
 CROP_MARGIN = 0.3  # share by which the side of a crop grows
 # Fields whose value 0 or empty stands for the model's own value.
 OF_MODEL = ("num_frames", "fixed_size", "frame_sampling", "head", "tune", "batch_size")
@@ -194,9 +197,8 @@ class RunConfig(BaseModel):
     # Forensic features
     forensic_features: bool = field(False, "nothing", "measure forensic features for any model", _VIDEO)
     feature_families: Annotated[str, AfterValidator(known_families)] = field(
-        "all", "weights", "families of forensic features, or all: A,B", _VIDEO, neutral="all",
-        stages=(FORENSIC_FEATURES,),
-    )  # fmt: skip
+        FAMILIES, "weights", "families of forensic features that are measured, or all: A,B", _VIDEO, neutral=FAMILIES
+    )
     views: Annotated[str, matching("frames(,pixels)?(,coding)?", "frames, then pixels or coding or both")] = field(
         "frames,pixels,coding", "weights", "features a probe sees: of a trunk, and forensic ones of pixels and coding",
         _VIDEO, neutral="frames,pixels,coding",
