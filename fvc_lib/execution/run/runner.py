@@ -34,7 +34,7 @@ from fvc_lib.services.run_paths import RunPaths
 
 SHOW_SECONDS = 0.3
 PLAIN_INTERVAL_SECONDS = 30.0
-MOST_OWN_KERNELS = 2  # with more tasks, kernels are forked from a process that has imported the libraries
+MOST_OWN_KERNELS = 3  # with more tasks, kernels are forked from a process that has imported the libraries
 # A cluster may send one signal twice: to the batch shell, which forwards it, and to this process.
 _SAME_SIGNAL_SECONDS = 1.0
 _STOPPED_CODES = (STOPPED, 130, 143)
@@ -159,10 +159,11 @@ class Runner:
             # Before any task runs: if a repeated task fails, the old results must not look like current ones.
             fingerprint.set_aside(self.run, [planned.task for planned in plan if planned.redo])
             exit_code = 1  # stays if an exception ends the block
-            # A kernel of its own is as fast for one or two tasks, and other systems' libraries may not survive a fork.
-            if sys.platform == "linux" and sum(planned.run for planned in plan) > MOST_OWN_KERNELS:
-                self._server = KernelServer(kernel_environment(os.environ))
             try:
+                # Elsewhere libraries may not survive a fork, and forked kernels have not been tried on a GPU.
+                may_fork = sys.platform == "linux" and not on_gpu(self.config)
+                if may_fork and sum(planned.run for planned in plan) > MOST_OWN_KERNELS:
+                    self._server = KernelServer(kernel_environment(os.environ))
                 exit_code = self._run_tasks(plan)
             finally:
                 if exit_code and exit_code not in _STOPPED_CODES:
