@@ -50,6 +50,11 @@ class KernelServer:
                 start_new_session=True,  # Ctrl-C does not reach it
             )
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the server has ended, for example because somebody killed it."""
+        return self._server.poll() is not None
+
     def start(self, request: Path, log: BinaryIO) -> "KernelProcess":
         """Start a kernel, and return its process.
 

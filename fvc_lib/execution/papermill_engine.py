@@ -229,7 +229,7 @@ class KernelManager(AsyncKernelManager):
         self._folder, self._server, self._on_start = Path(folder), server, on_start
 
     async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
-        if self._server is None:
+        if self._server is None or self._server.has_ended:
             await super()._async_launch_kernel(kernel_cmd, **options)
         else:
             request = self._folder / "request.json"

@@ -58,6 +58,15 @@ def test_the_exit_status_of_a_kernel_that_dies_is_known(server, tmp_path, end, c
     assert (outcome.died, outcome.return_code, outcome.never_started) == (True, code, None)
 
 
+def test_without_its_server_a_kernel_is_started_by_itself(tmp_path):
+    server = KernelServer(kernel_environment(os.environ))
+    server._server.kill()
+    server._server.wait()
+    outcome, text = run(tmp_path, server, "import sys; print(seed, 'torch' in sys.modules)")
+    assert (outcome.error, text) == (None, "3 False\n")
+    server.close()
+
+
 def test_a_killed_runner_takes_its_kernels_and_the_server_with_it(tmp_path):
     notebook = write_notebook(tmp_path / "notebook.ipynb", ["import time; time.sleep(600)"], PARAMETERS)
     script = (
