@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -131,7 +132,11 @@ def main(arguments: Sequence[str]) -> None:
             request, files, *_ = socket.recv_fds(control, 4096, 2)
             if not request:
                 os._exit(0)
-            if not os.fork():
+            with warnings.catch_warnings():
+                # Python 3.12 warns because polars and pyarrow have threads, which wait and hold nothing.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                is_watcher = not os.fork()
+            if is_watcher:
                 break
             for file in files:
                 os.close(file)
