@@ -108,7 +108,8 @@ class JsonLines(_Closing):
         except OSError as error:
             if not self.lines_lost:
                 _logger.warning("%s: %s. Lines are lost until its disk has room.", self.path, error.strerror)
-            self.lines_lost += min(len(lines), block.count(b"\n", done))
+            # Nothing is lost of a line that was cut just before its line feed: the next write adds the line feed.
+            self.lines_lost += block.count(b"\n", done + 1)
             self._is_torn = not block[:done].endswith(b"\n") if done else self._is_torn
         else:
             self._is_torn = False

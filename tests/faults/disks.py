@@ -39,15 +39,15 @@ def small_tmpfs(folder: Path, size: str = "64k") -> Iterator[SmallDisk]:
 
 
 @contextmanager
-def limited_files(folder: Path) -> Iterator[SmallDisk]:
-    """Let no file of this process grow beyond a page after ``fill``; works for every user."""
+def limited_files(folder: Path, size: int = 4096) -> Iterator[SmallDisk]:
+    """Let no file of this process grow beyond ``size`` bytes after ``fill``; works for every user."""
     before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(num_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, most))
 
     try:
-        yield SmallDisk(folder, lambda: limit(4096), lambda: limit(before))
+        yield SmallDisk(folder, lambda: limit(size), lambda: limit(before))
     finally:
         limit(before)
 
