@@ -39,6 +39,7 @@ def sizes_of(facts):
 
 
 @pytest.mark.detectors
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of fvcore, when pytorchvideo imports it
 def test_the_stored_sizes_are_those_of_the_networks():
     """To write the file again: json.dumps of what is measured here."""
     measured = {facts.spec.name: facts for facts in map(facts_of, DETECTORS.names())}
