@@ -113,8 +113,9 @@ def facts_of(name: str, size: Mapping[str, Any] | None = None) -> DetectorFacts:
     has ``num_parameters`` and ``gflops``.
 
     Raises:
-        UsageError: the name is unknown.
+        UsageError: the name is unknown, or is a file without the name of a class in it.
     """
+    DETECTORS.check(name)
     spec = dict(DETECTORS.items()).get(name) or DETECTORS.get(name)
     missing = _missing(spec)
     if spec.of_name is not None and not name.endswith(":NAME") and not missing:
@@ -130,16 +131,16 @@ def facts_of(name: str, size: Mapping[str, Any] | None = None) -> DetectorFacts:
         options = TrunkOptions(spec.name, spec.num_frames, spec.side, pretrained=False)
         try:
             network: Any = spec.build() if spec.build else spec.build_trunk(options) if spec.build_trunk else None
-        except FvcError as error:
+            number = sum(parameter.numel() for parameter in network.parameters())
+        except Exception as error:  # noqa: BLE001 - whatever a user's class raises
             return DetectorFacts(spec, (), None, None, str(error))
-        number = sum(parameter.numel() for parameter in network.parameters())
         batch_norms = tuple(training_batch_norms(network.train()))
         clip = torch.zeros(1, spec.num_frames, 3, spec.side, spec.side, dtype=torch.uint8)
         counter = FlopCounterMode(display=False)
         try:
             with torch.no_grad(), counter:
                 network.eval()(clip)
-        except (NotImplementedError, RuntimeError, FvcError):  # its forward pass looks at values
+        except Exception:  # noqa: BLE001 - its forward pass looks at values, or is a user's and fails
             return DetectorFacts(spec, (), number, None, "", batch_norms)
     return DetectorFacts(spec, (), number, counter.get_total_flops() / 1e9, "", batch_norms)
 
