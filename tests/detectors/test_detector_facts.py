@@ -65,6 +65,8 @@ def test_the_numbers_of_a_network_are_measured():
         (["detectors", "nets.py"], 2, "Give nets.py:CLASS. It defines Net, Wide."),
         (["detectors", "nets.py:Net"], 0, "4 parameters"),
         (["detectors", "nets.py:Wide"], 0, "missing 1 required positional argument: 'width'"),
+        (["doctor", "-p", "model", "nets.py:Wide"], 1, "missing 1 required positional argument: 'width'"),
+        (["doctor", "-p", "model", "nowhere.py:Net"], 1, "there is no such file"),
     ],
 )
 def test_a_network_of_the_user_is_described_or_says_why_it_cannot_be_trained(

@@ -19,8 +19,7 @@ def test_a_sound_machine_has_no_problem_and_every_other_finding_a_remedy(config,
     monkeypatch.setattr(doctor, "CHILD_SECONDS", 600.0)
     findings = diagnose(config)
     assert {finding.state for finding in findings} <= {"ok", "warning"}, findings
-    wanted = {"packages", "torch on cpu", "disk for runs", "memory"}
-    assert wanted <= {finding.name for finding in findings}
+    assert {"packages", "torch on cpu", "disk for runs", "memory"} <= {finding.name for finding in findings}
     assert all(finding.remedy for finding in findings if finding.state != "ok")
     assert list(tmp_path.iterdir()) == []
 
