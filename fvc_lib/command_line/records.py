@@ -16,13 +16,11 @@ from typing import Any
 
 import click
 import polars as pl
-from tqdm import tqdm
 
-from fvc_lib.analysis.wording import clean_text
 from fvc_lib.command_line import commands
 from fvc_lib.command_line.options import AS_JSON, QUIET, RUNS_DIR, is_quiet, print_json
 from fvc_lib.command_line.shards import stop_on_signals
-from fvc_lib.execution.run.session import WRITE_INTERVAL_SECONDS, progress_path, read_progress
+from fvc_lib.execution.run.session import progress_path, read_progress
 from fvc_lib.execution.run.status import run_lock
 from fvc_lib.execution.run.task import kernel_environment
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
@@ -36,8 +34,7 @@ from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, ENSEMBLE_RECORD, find_r
 from fvc_lib.services.tables import ROBUSTNESS_RESULTS, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, ENSEMBLE, ROBUSTNESS, SCORE_AUDIT
 
-_MOST_OF_A_PART = 80  # number of characters of a part's name that a bar shows
-_LINE_SECONDS = 30.0  # time between lines of progress where there is no terminal for a bar
+_LINE_SECONDS = 10.0  # time between lines of progress
 
 
 def execute_record(
@@ -109,13 +106,19 @@ def execute_record(
 
 @contextmanager
 def _shown(path: Path) -> Iterator[None]:
-    """Show the progress that another process writes into ``path`` during the block.
+    """Print the progress that another process writes into ``path`` during the block, a line every ten seconds.
 
-    It is shown as bars on a terminal, else as a line every 30 s. The file is deleted before and after the block.
+    The file is deleted before and after the block.
     """
     path.unlink(missing_ok=True)
     ended = threading.Event()
-    thread = threading.Thread(target=_show, args=(path, ended), daemon=True)
+
+    def show() -> None:
+        while not ended.wait(_LINE_SECONDS):
+            if (progress := read_progress(path)) is not None:
+                click.echo(f"{progress.what} {progress.done:,} of {progress.total:,}", err=True)
+
+    thread = threading.Thread(target=show, daemon=True)
     thread.start()
     try:
         yield
@@ -123,29 +126,6 @@ def _shown(path: Path) -> Iterator[None]:
         ended.set()
         thread.join()
         path.unlink(missing_ok=True)
-
-
-def _show(path: Path, ended: threading.Event) -> None:
-    """Show the progress in the file ``path`` until ``ended`` is set.
-
-    On a terminal there is one bar for each kind of work. Elsewhere a line is printed every 30 s.
-    """
-    while not sys.stderr.isatty():
-        if ended.wait(_LINE_SECONDS):
-            return
-        if (progress := read_progress(path)) is not None:
-            click.echo(f"{progress.what} {progress.done:,} of {progress.total:,}", err=True)
-    bars, is_last = dict[str, Any](), False
-    while not is_last:
-        is_last = ended.wait(WRITE_INTERVAL_SECONDS)
-        if (progress := read_progress(path)) is not None:
-            if progress.what not in bars:  # ``initial``: units that an earlier call did do not count for the rate
-                bars[progress.what] = tqdm(total=progress.total, desc=progress.what, initial=progress.done)
-            bar = bars[progress.what]
-            bar.set_postfix_str(clean_text(progress.part)[:_MOST_OF_A_PART], refresh=False)
-            bar.update(progress.done - bar.n)
-    for bar in bars.values():
-        bar.close()
 
 
 def prepare_folder(folder: Path, name: str, files: Sequence[str]) -> None:
