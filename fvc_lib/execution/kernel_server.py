@@ -30,6 +30,8 @@ LIBRARIES = (
     "sklearn.linear_model", "sklearn.ensemble", "sklearn.calibration", "torch", "safetensors.torch",
 )  # fmt: skip
 _WATCH_SECONDS = 0.05
+# Without the first entry of sys.path, the working directory, whose files may have names of libraries.
+_COMMAND = "import sys; del sys.path[0]; from fvc_lib.execution.kernel_server import main; main(sys.argv[1:])"
 
 
 class KernelServer:
@@ -41,59 +43,58 @@ class KernelServer:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-P", "-m", "fvc_lib.execution.kernel_server", str(theirs.fileno())]
         with theirs:
             self._server = subprocess.Popen(
-                command,
+                [sys.executable, "-c", _COMMAND, str(theirs.fileno())],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C does not reach it
             )
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the server has ended, for example because somebody killed it."""
-        return self._server.poll() is not None
-
-    def start(self, request: Path, log: BinaryIO) -> "KernelProcess":
-        """Start a kernel, and return its process.
+    def start(self, request: Path, log: BinaryIO, timeout: float) -> "KernelProcess | None":
+        """Start a kernel, and return its process; None if the server has ended or does not answer.
 
         Args:
-            request: JSON file with the kernel's ``arguments``, its working directory ``folder`` and ``environment``.
+            request: JSON file with the kernel's ``arguments``, its working directory ``folder`` and ``environment``;
+                removed when the kernel has read it.
             log: open file to which the kernel's output is written.
-
-        Raises:
-            OSError: the server has ended.
+            timeout: how many seconds the server may need, which imports libraries first.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        ours.settimeout(timeout)
+        with theirs, suppress(OSError):
             socket.send_fds(self._control, [str(request).encode()], [theirs.fileno(), log.fileno()])
-        return KernelProcess(ours)
+            theirs.close()
+            if pid := ours.recv(32):
+                ours.settimeout(None)
+                return KernelProcess(int(pid), ours)
+        ours.close()
+        return None
 
     def close(self) -> None:
         """End the server. Kernels that still run are not affected."""
-        self._control.close()
+        self._server.kill()
         self._server.wait()
+        self._control.close()
 
 
 class KernelProcess:
     """A forked kernel, with the attributes and methods of ``subprocess.Popen`` that jupyter_client uses.
 
-    Attributes:
+    Args:
         pid: process id of the kernel.
+        watcher: socket on which the kernel's watcher sends the exit status.
+
+    Attributes:
         returncode: the exit status, which is negative after a signal; None until ``poll`` or ``wait`` has seen the end.
     """
 
     stdin = stdout = stderr = None
 
-    def __init__(self, watcher: socket.socket) -> None:
-        self._watcher = watcher
+    def __init__(self, pid: int, watcher: socket.socket) -> None:
+        self.pid, self._watcher = pid, watcher
         self.returncode: int | None = None
-        answer = watcher.recv(32)
-        if not answer:
-            raise ConnectionResetError("the process that starts kernels has ended")
-        self.pid = int(answer)
 
     def poll(self) -> int | None:
         """Return the exit status, which is negative after a signal; None while the kernel runs."""
@@ -111,7 +112,8 @@ class KernelProcess:
     def send_signal(self, number: int) -> None:
         """Send the signal ``number`` to the kernel, if it runs."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -120,13 +122,15 @@ def main(arguments: Sequence[str]) -> None:
     Args:
         arguments: the number of the socket's file descriptor.
     """
+    # A signal to all processes of a job is for the kernels and the runner.
+    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
     # As ipykernel does, but before matplotlib is imported.
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     for name in LIBRARIES:
         with suppress(ImportError):  # the installation lacks it, and so do its kernels
             importlib.import_module(name)
     gc.freeze()  # kernels do not write into the memory that they share
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the watchers
     with socket.socket(fileno=int(arguments[0])) as control:
         while True:
             request, files, *_ = socket.recv_fds(control, 4096, 2)
@@ -140,18 +144,22 @@ def main(arguments: Sequence[str]) -> None:
                 break
             for file in files:
                 os.close(file)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel's exit status would be lost
     answer, log = files
+    watcher = os.getpid()
     if pid := os.fork():
         os.close(log)
         _watch(pid, socket.socket(fileno=answer))
     os.close(answer)
-    _be_kernel(json.loads(Path(os.fsdecode(request)).read_bytes()), log)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    _be_kernel(Path(os.fsdecode(request)), log, watcher)
 
 
 def _watch(pid: int, runner: socket.socket) -> None:
     """Send the process id and the exit status of a kernel to ``runner``, then end this process."""
-    runner.send(b"%d" % pid)
+    with suppress(OSError):
+        runner.send(b"%d" % pid)
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -163,8 +171,16 @@ def _watch(pid: int, runner: socket.socket) -> None:
     os._exit(0)
 
 
-def _be_kernel(request: dict[str, Any], log: int) -> None:
-    """Turn this process into a kernel. ``log`` is the file descriptor of its output."""
+def _be_kernel(path: Path, log: int, watcher: int) -> None:
+    """Turn this process into a kernel.
+
+    Args:
+        path: file with the request.
+        log: file descriptor of the kernel's output.
+        watcher: process id of the kernel's parent process.
+    """
+    request = json.loads(path.read_bytes())
+    path.unlink()
     os.setsid()
     for stream in (1, 2):
         os.dup2(log, stream)
@@ -172,16 +188,22 @@ def _be_kernel(request: dict[str, Any], log: int) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    if threads := os.environ.get("OMP_NUM_THREADS", ""):  # the libraries have read it when they were imported
+    import numpy as np
+    import torch
+    from ipykernel.kernelapp import IPKernelApp
+
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if threads.isdecimal():  # the libraries have read it when they were imported
         import threadpoolctl
-        import torch
 
         threadpoolctl.threadpool_limits(int(threads))
         torch.set_num_threads(int(threads))
-    from ipykernel.kernelapp import IPKernelApp
-
+    np.random.seed()  # forked kernels would draw the same numbers
+    torch.seed()
     kernel: Any = IPKernelApp.instance()
-    kernel.initialize([*request["arguments"], f"--IPKernelApp.parent_handle={os.getppid()}"])
+    kernel.initialize([*request["arguments"], f"--IPKernelApp.parent_handle={watcher}"])
+    if os.getppid() != watcher:
+        os._exit(1)  # the runner has ended before the kernel watched for that
     kernel.start()
     # First the thread that answers requests, which waits for the thread that publishes outputs. ipykernel stops the
     # latter first, and then waits up to ten seconds.
@@ -189,7 +211,3 @@ def _be_kernel(request: dict[str, Any], log: int) -> None:
     kernel.control_thread.join()
     atexit._run_exitfuncs()
     os._exit(0)  # to free all objects of the libraries would take a second
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

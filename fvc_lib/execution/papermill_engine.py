@@ -229,16 +229,18 @@ class KernelManager(AsyncKernelManager):
         self._folder, self._server, self._on_start = Path(folder), server, on_start
 
     async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
-        if self._server is None or self._server.has_ended:
-            await super()._async_launch_kernel(kernel_cmd, **options)
-        else:
+        forked = None
+        if self._server is not None:
             request = self._folder / "request.json"
             values = {"arguments": kernel_cmd[3:], "folder": options["cwd"], "environment": options["env"]}
             request.write_text(json.dumps(values))
-            provisioner: Any = self.provisioner
-            provisioner.process = self._server.start(request, options["stdout"])
-            provisioner.pid = provisioner.pgid = provisioner.process.pid
-        self.process = self.provisioner.process  # type: ignore[union-attr]
+            forked = self._server.start(request, options["stdout"], START_TIMEOUT_SECONDS)
+        provisioner: Any = self.provisioner
+        if forked is None:
+            await super()._async_launch_kernel(kernel_cmd, **options)
+        else:
+            provisioner.process, provisioner.pid, provisioner.pgid = forked, forked.pid, forked.pid
+        self.process = provisioner.process
         self._on_start(self.process.pid)
 
 

@@ -18,6 +18,7 @@ from tests.execution.conftest import write_notebook
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks kernels")
 PARAMETERS = "seed: int = 0\n"
+OWN = ["fvc_lib", "fvc_lib.execution", "fvc_lib.execution.kernel_server"]
 
 
 @pytest.fixture(scope="module")
@@ -41,21 +42,41 @@ def run(folder: Path, server: KernelServer, *cells: str, **environment: str):
 
 def test_a_forked_kernel_has_the_libraries_and_nothing_of_this_library(server, tmp_path):
     code = (
-        "import os, sys\n"
+        "import neighbour, os, sys\n"
         "print('torch' in sys.modules, [name for name in sys.modules if name.startswith('fvc_lib')])\n"
         "import torch\n"
         "print(seed, torch.get_num_threads(), os.getcwd(), os.environ['FVC_MARK'])\n"
     )
-    outcome, text = run(tmp_path, server, code, OMP_NUM_THREADS="1", FVC_MARK="given")
+    (tmp_path / "neighbour.py").write_text("")
+    outcome, text = run(tmp_path, server, code, OMP_NUM_THREADS="1,2", FVC_MARK="given")
     assert outcome.error is None
     assert not outcome.died
-    assert text.splitlines() == ["True ['fvc_lib', 'fvc_lib.execution']", f"3 1 {tmp_path} given"]
+    assert text.splitlines() == [f"True {OWN}", f"3 1 {tmp_path} given"]
 
 
 @pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), 9)", -9), ("os._exit(5)", 5)])
 def test_the_exit_status_of_a_kernel_that_dies_is_known(server, tmp_path, end, code):
     outcome, _ = run(tmp_path, server, f"import os; {end}")
     assert (outcome.died, outcome.return_code, outcome.never_started) == (True, code, None)
+
+
+def test_two_forked_kernels_draw_different_numbers(server, tmp_path):
+    code = "import numpy, torch; print(numpy.random.random(), torch.rand(1).item())"
+    (_, first), (_, second) = (run(tmp_path, server, code) for _ in range(2))
+    assert not {*first.split()} & {*second.split()}
+
+
+def test_a_signal_to_every_process_reaches_the_kernel_alone(server, tmp_path):
+    code = (
+        "import os, psutil, signal\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('asked to stop'))\n"
+        "watcher = psutil.Process().parent()\n"
+        "for process in (watcher.parent(), watcher, psutil.Process()):\n"
+        "    process.send_signal(signal.SIGUSR1)\n"
+    )
+    outcome, text = run(tmp_path, server, code, "print('saved')")
+    assert (outcome.error, outcome.died, text) == (None, False, "asked to stop\nsaved\n")
+    assert run(tmp_path, server, "print('next')")[1] == "next\n"
 
 
 def test_without_its_server_a_kernel_is_started_by_itself(tmp_path):

@@ -1,6 +1,7 @@
 """What is told of a task's end: from what was measured last to the setting to try next."""
 
 import json
+import os
 import signal
 import threading
 import time
@@ -9,12 +10,14 @@ from pathlib import Path
 import pytest
 
 import fvc_lib
+from fvc_lib.execution.kernel_server import KernelServer
 from fvc_lib.execution.papermill_engine import KernelOutcome
 from fvc_lib.execution.run.status import StageError, StageStatus
 from fvc_lib.execution.run.task import (
     TaskRun,
     advice_after,
     judge,
+    kernel_environment,
     last_loss,
     oom_kills,
     what_next,
@@ -126,18 +129,29 @@ SLEEP = "(folder / 'sleeping').write_text('')\nimport time\ntime.sleep(600)"
 STUBBORN = "import signal\nsignal.signal(signal.SIGUSR1, signal.SIG_IGN)\n" + SLEEP
 
 
-def begin_task(project, run) -> tuple[TaskRun, StageStatus, threading.Thread]:
+@pytest.fixture(scope="module", params=["own", "forked"])
+def server(request):
+    if request.param == "own":
+        yield None
+        return
+    server = KernelServer(kernel_environment(os.environ))
+    yield server
+    server.close()
+
+
+def begin_task(project, run, server) -> tuple[TaskRun, StageStatus, threading.Thread]:
     stage = StageStatus(attempts=1)
-    task = TaskRun(run, project.config, project.plan(run)[0].task, project.notebooks()["one"], attempt=1)
+    planned, notebook = project.plan(run)[0], project.notebooks()["one"]
+    task = TaskRun(run, project.config, planned.task, notebook, attempt=1, server=server)
     thread = threading.Thread(target=task.execute, args=(stage,))
     thread.start()
     return task, stage, thread
 
 
-def test_a_task_that_is_asked_to_stop_is_told_as_stopped_and_not_as_failed(make_project):
+def test_a_task_that_is_asked_to_stop_is_told_as_stopped_and_not_as_failed(make_project, server):
     project = make_project(one=[SESSION, SLEEP, "output('one', '')"])
     run = project.begin()
-    task, stage, thread = begin_task(project, run)
+    task, stage, thread = begin_task(project, run, server)
     wait_for((run.tables / "sleeping").exists, "the cell")
     task.signal(signal.SIGUSR1)
     thread.join()
@@ -187,19 +201,19 @@ helper.send_once(session, session.send, folder / "sent")
 """
 
 
-def test_a_signal_between_two_cells_ends_the_next_and_not_the_kernels_answer(make_project):
+def test_a_signal_between_two_cells_ends_the_next_and_not_the_kernels_answer(make_project, server):
     project = make_project(one=[SESSION, BETWEEN, SLEEP, "output('one', '')"])
     run = project.begin()
-    _, stage, thread = begin_task(project, run)
+    _, stage, thread = begin_task(project, run, server)
     wait_for((run.tables / "sent").exists, "the signal")
     thread.join()
     assert (stage.state, stage.exit_code, stage.error.name) == ("interrupted", 75, "StoppedError")
 
 
-def test_a_second_signal_kills_a_cell_that_does_not_listen(make_project):
+def test_a_second_signal_kills_a_cell_that_does_not_listen(make_project, server):
     project = make_project(one=[STUBBORN])
     run = project.begin()
-    task, stage, thread = begin_task(project, run)
+    task, stage, thread = begin_task(project, run, server)
     wait_for((run.tables / "sleeping").exists, "the cell")
     task.signal(signal.SIGTERM)
     time.sleep(0.3)

@@ -23,7 +23,7 @@ import json, os, re, signal, sys, time
 
 def begin(points, then):
     left = [[event, re.compile(pattern), times] for event, pattern, times in points]
-    in_kernel = any(word.endswith(("ipykernel_launcher", "kernel_server")) for word in sys.orig_argv)
+    in_kernel = any("ipykernel_launcher" in word or "kernel_server" in word for word in sys.orig_argv)
 
     def watch(event, arguments):
         if not left or event not in ("open", "os.rename"):

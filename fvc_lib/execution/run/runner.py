@@ -206,6 +206,8 @@ class Runner:
             for at_work in self._running.values():
                 at_work.signal(number)
             if self._forwarded == 1:
+                if self._server is not None:
+                    self._server.close()  # a task that waits for it would not see the signal
                 name = signal.Signals(number).name
                 self.terminal.line(f"  {name}: running tasks save and leave; a second signal stops them at once")
         while not self._signals and not self._exit_codes and len(self._running) < self._jobs:
