@@ -22,8 +22,6 @@ from fvc_lib.execution.run.record import begin_run, read_run_record, record_resu
 from fvc_lib.execution.run.runner import Runner, Terminal
 from fvc_lib.execution.run.status import is_worked_on, leave_to_jobs, read_status, run_lock, status_now
 from fvc_lib.execution.slurm import (
-    Site,
-    SlurmJob,
     describe,
     output_of,
     plan_jobs,
@@ -57,11 +55,6 @@ class RunOptions:
     tasks: tuple[str, ...] | None = None
     jobs: int | None = None
     executor: Executor = "local"
-
-    @property
-    def of_a_run(self) -> bool:
-        """Whether the command works on an existing run."""
-        return any(given is not None for given in (self.resume, self.only, self.start)) or bool(self.force)
 
     def check(self) -> None:
         """Check that the options fit together.
@@ -118,7 +111,8 @@ class RunCommand:
             raise UsageError(
                 "--executor slurm needs the pipeline, because jobs go on from its records. Set USE_MLOPS_PIPELINE=true."
             )
-        if not options.of_a_run:
+        of_a_run = any(given is not None for given in (options.resume, options.only, options.start))
+        if not (of_a_run or options.force):
             refuse_contradictions(given.config, given.written)
         else:
             found = find_run(Path(given.config.runs_dir), options.resume or "latest", options.experiment)
@@ -175,7 +169,8 @@ class RunCommand:
             self._print_fork(self.ancestor)
         if self._submits:
             site, planned_folder = read_site(), self.run.root if self.run else folder / "run_TO_BE"
-            click.echo(describe(self._slurm_jobs(plan, site), planned_folder, site))
+            jobs = plan_jobs([planned.task for planned in plan if planned.run], self.config, site)
+            click.echo(describe(jobs, planned_folder, site))
 
     def execute(self) -> int:
         """Run the plan on this machine, or submit it as jobs of SLURM, and return the exit code.
@@ -246,7 +241,7 @@ class RunCommand:
         site = read_site()
         with run_lock(run.root):
             plan = make_plan()
-            jobs = self._slurm_jobs(plan, site)
+            jobs = plan_jobs([planned.task for planned in plan if planned.run], self.config, site)
             # A job goes on with unfinished tasks, so tasks to be repeated must not look finished.
             set_aside(run, [planned.task for planned in plan if planned.redo])
             leave_to_jobs(run, [planned.task for planned in plan if planned.run])
@@ -260,9 +255,6 @@ class RunCommand:
             click.echo(f"  {submission_text(job)}")
         click.echo(f"watch it: {command_text('status', run.root)}" if jobs else "nothing to submit: all is finished")
         return 0
-
-    def _slurm_jobs(self, plan: Sequence[PlannedTask], site: Site) -> list[SlurmJob]:
-        return plan_jobs([planned.task for planned in plan if planned.run], self.config, site)
 
     def _plan_of_resumed(self) -> list[PlannedTask]:
         """Record in ``run.json`` that a command resumes the run, then return the plan. The run must be locked."""

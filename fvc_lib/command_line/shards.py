@@ -61,7 +61,13 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path) -> None:
         if name == DATA_INDEX:  # two runs may probe the same corpus on different hosts
             _probe(config, one, at_work.report, writer=f"{paths.run_id}.{one}")
         elif name == AUGMENTATION:
-            _make_clips(config, _mine(paths.index, one), at_work.report)
+            from fvc_lib.corpus.samples.videos import run_listing
+            from fvc_lib.video.clips.making import make_clips
+            from fvc_lib.video.clips.store import ClipStore
+
+            mine, root = _mine(paths.index, one), run_listing(config).root
+            make_clips(ClipStore.of(config), mine, root, config.num_copies, None, progress=at_work.report,
+                       workers=config.workers)  # fmt: skip
         elif name == FORENSIC_FEATURES:
             _measure(config, _mine(paths.index, one), config.recipe, at_work.report)
             if config.rescale:
@@ -130,15 +136,6 @@ def _mine(index: Path, shard: Shard) -> pl.DataFrame:
     """Read the table of a run's videos from the file ``index``, and return the rows whose files belong to ``shard``."""
     rows = read_table(index, INDEX)
     return rows.filter([shard.has(content) for content in rows["content_sha256"]])
-
-
-def _make_clips(config: RunConfig, mine: pl.DataFrame, report: Report) -> None:
-    from fvc_lib.corpus.samples.videos import run_listing
-    from fvc_lib.video.clips.making import make_clips
-    from fvc_lib.video.clips.store import ClipStore
-
-    store, copies = ClipStore.of(config), config.num_copies
-    make_clips(store, mine, run_listing(config).root, copies, None, progress=report, workers=config.workers)
 
 
 def _measure(config: RunConfig, mine: pl.DataFrame, recipe: str, report: Report) -> None:

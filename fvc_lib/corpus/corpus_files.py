@@ -270,7 +270,8 @@ class CorpusFiles:
             reason = f"missing_{self.kind}" if is_missing else "unreadable"
             remedy = "Check its spelling (case, '/', Unicode form), links and permissions, restore it, or drop its row."
             return Refusal(reason, f"no file {path!r} in the corpus folder: {error.strerror}. {remedy}")
-        if not self._allow_outside and not self._is_inside(full):
+        place = full if os.path.islink(full) else os.path.dirname(full)  # noqa: PTH114, PTH120
+        if not self._allow_outside and not f"{self._real(place)}{os.sep}".startswith(self._real_prefix):
             return self._outside(path, f"leads by a symbolic link to {os.path.realpath(full)!r}")
         if stat.S_ISREG(mode):
             return None
@@ -329,10 +330,6 @@ class CorpusFiles:
                 yield from ((str(below / name), True) for name in links)
             visible = sorted(name for name in names if not name.startswith("."))
             yield from ((str(below / name), False) for name in visible)
-
-    def _is_inside(self, full: str) -> bool:
-        place = full if os.path.islink(full) else os.path.dirname(full)  # noqa: PTH114, PTH120
-        return f"{self._real(place)}{os.sep}".startswith(self._real_prefix)
 
     def _outside(self, path: str, how: str) -> Refusal:
         remedy = "Copy the file into the corpus, or set -p allow_outside true."

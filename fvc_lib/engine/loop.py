@@ -221,7 +221,10 @@ class Engine:
             ranks=self._ranks,
         )
         if self._ranks.size > 1:
-            self._begin_alike()
+            refuse_unequal_ranks(self._ranks, training_state.numerics(self.compute, self._ranks.size))
+            self._model.load_state_dict(self._ranks.from_leader("weights", self._model.state_dict))
+            if self._ranks.rank:
+                seed_generators(stable_seed("engine", settings.seed, "rank", self._ranks.rank))
         self.initial_weights = weights_digest(self._model.state_dict())
         if self._restored():
             return
@@ -229,17 +232,6 @@ class Engine:
         if device.type != "cpu":
             self.state.inexact_because.append(f"on {device.type} sums may round otherwise from run to run")
         self._save()  # if the folder cannot be written, the training ends here, before its first step
-
-    def _begin_alike(self) -> None:
-        """Copy rank 0's weights to all ranks (processes), and seed the random generators of every rank differently.
-
-        Raises:
-            UsageError: the ranks differ in a setting on which rounding depends, such as the number of threads.
-        """
-        refuse_unequal_ranks(self._ranks, training_state.numerics(self.compute, self._ranks.size))
-        self._model.load_state_dict(self._ranks.from_leader("weights", self._model.state_dict))
-        if self._ranks.rank:
-            seed_generators(stable_seed("engine", self.settings.seed, "rank", self._ranks.rank))
 
     def _restored(self) -> bool:
         """Restore the newest checkpoint; return False if there is none."""

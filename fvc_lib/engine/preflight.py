@@ -29,7 +29,7 @@ from fvc_lib.engine.joint_loss import COMPARING
 from fvc_lib.engine.loading import load_batches
 from fvc_lib.engine.oom_detection import OutOfMemory, first_line, is_out_of_memory
 from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper
-from fvc_lib.engine.task import Batch, Task
+from fvc_lib.engine.task import Task
 from fvc_lib.engine.training_state import copy_weights
 from fvc_lib.services import memory
 from fvc_lib.services.errors import FvcError, StoppedError
@@ -353,7 +353,10 @@ def _train_a_little(request: StepRequest, size: int) -> int:
         stepper = Stepper(model, precision, learning_rate=1e-6, weight_decay=0.0, max_gradient_norm=1.0)
         transaction = BatchTransaction(request.task, model, precision, device, report=_refuse)
         best_model = copy_weights(model)  # a training holds these too
-        for batch in _batches(request):
+        data, samples = request.task.training_data, request.samples_per_step
+        rows = [range(start, start + samples) for start in range(0, _STEPS * samples, samples)]
+        # Data that is too short is repeated.
+        for batch in load_batches(data, [[row % len(data) for row in of_step] for of_step in rows], num_workers=0):
             batch_bytes = sum(tensor.nbytes for tensor in batch.tensors.values())
             part = batch.part(0, 2 * size)
             result = transaction.gradients(part, size, min(size, len(part)))
@@ -379,10 +382,3 @@ def _limit_growth(room_bytes: int) -> None:
         limit, hard = data_pages * resource.getpagesize() + room_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]
         if hard == resource.RLIM_INFINITY or limit < hard:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-
-
-def _batches(request: StepRequest) -> Iterator[Batch]:
-    """Yield ``_STEPS`` effective batches of the training data, in its order; data that is too short is repeated."""
-    data, size = request.task.training_data, request.samples_per_step
-    numbers = [[row % len(data) for row in range(start, start + size)] for start in range(0, _STEPS * size, size)]
-    return load_batches(data, numbers, num_workers=0)

@@ -47,13 +47,13 @@ def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunCon
     # Outputs of further stages, which the stage reads only with some configurations.
     further = stage.reads(config) - set(stage.needs)
     written = [path for other in STAGES if other.name in further for path in other.outputs(run, None)]
-    inputs = [*stage.inputs(run, task.fold), *written]
+    inputs, corpora = [*stage.inputs(run, task.fold), *written], (config.corpus, *config.more_corpora)
     return Fingerprint(
         parameters=parameters,
         inputs={str(path.relative_to(run.root)): content_hash(path) for path in inputs},
         notebook=notebook.source_hash,
         code={} if stage.trains else code_behind([*notebook.cells, *config.code_chosen(parameters)]),
-        corpus="" if stage.needs else sha256_of_json(sorted(_listing_hash(c, times=True) for c in _corpora(config))),
+        corpus="" if stage.needs else sha256_of_json(sorted(_listing_hash(each, times=True) for each in corpora)),
     )
 
 
@@ -117,10 +117,6 @@ def _differing(then: Mapping[str, object], now: Mapping[str, object]) -> list[st
 # Corpora
 
 
-def _corpora(config: RunConfig) -> list[str]:
-    return [config.corpus, *config.more_corpora]
-
-
 def corpus_record(config: RunConfig) -> dict[str, str]:
     """Return ``{"name": ..., "listing_sha256": ...}`` of a run's corpora, without reading a video.
 
@@ -128,7 +124,8 @@ def corpus_record(config: RunConfig) -> dict[str, str]:
     the order of the corpora, or on the machine or folder that has them.
     """
     sample = TASKS[config.task].sample
-    records = sorted((_corpus_name(corpus) or sample, _listing_hash(corpus)) for corpus in _corpora(config))
+    corpora = (config.corpus, *config.more_corpora)
+    records = sorted((_corpus_name(corpus) or sample, _listing_hash(corpus)) for corpus in corpora)
     names, hashes = zip(*records, strict=True)
     return {"name": " + ".join(names), "listing_sha256": hashes[0] if len(hashes) == 1 else sha256_of_json(hashes)}
 

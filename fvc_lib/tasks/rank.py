@@ -7,11 +7,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
@@ -29,13 +28,6 @@ from fvc_lib.services.stage_logs import MemorySampler, MetricLog
 from fvc_lib.services.tasks import FOLD_TRAINING, TASKS, TRAINING_STAGES
 
 _logger = logging.getLogger(__name__)
-
-
-def training_of(stage: str) -> Callable[..., Any]:
-    """Return the function that trains ``stage``; besides the run and its fold it takes ``TrainingOptions``."""
-    task = next(task for task in TASKS.values() if stage in {part.name for part in task.stages if part.trains})
-    train: Callable[..., Any] = getattr(import_module(task.training_stage.training_module), task.trainer)
-    return train
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -108,7 +100,8 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
             # Before this a signal ends the process: there is nothing to save, and a rank might wait for another.
             for number in (signal.SIGTERM, signal.SIGUSR1):
                 signal.signal(number, lambda number, frame: signals.append(number))
-            training_of(stage)(
+            task = next(task for task in TASKS.values() if stage in {part.name for part in task.stages if part.trains})
+            getattr(import_module(task.training_stage.training_module), task.trainer)(
                 paths, config, fold, metric_log=metrics, memory=memory, stop=lambda: bool(signals), ranks=ranks,
                 progress=file.progress if file and not place.rank else None,
                 begun_with=launch.network if launch else None,

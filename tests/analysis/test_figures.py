@@ -57,7 +57,6 @@ def figures_of(run: RunPaths) -> dict[str, go.Figure]:
         "timeline": logs.stage_timeline_figure(memory),
         "growth": logs.growth_figure(memory),
         "codecs": corpus.index_overview_figure(queries.index_counts(run, "codec").frame, "codec"),
-        "folds": corpus.fold_balance_figure(queries.fold_balance(run).frame),
         "groups": corpus.group_sizes_figure(annotations(run)),
     }
 

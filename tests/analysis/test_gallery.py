@@ -17,7 +17,7 @@ from fvc_lib.analysis.read import queries
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table
-from tests.analysis.task_runs import HOSTILE, image_predictions_of, images_of, targets_of
+from tests.analysis.task_runs import HOSTILE, image_predictions_of, images_of
 
 ROOT = Path("/corpus")
 
@@ -33,18 +33,6 @@ def read_picture(path: Path) -> np.ndarray:
 def pictures(html: str) -> list[Image.Image]:
     encoded = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', html)
     return [Image.open(io.BytesIO(base64.b64decode(text))) for text in encoded]
-
-
-def test_examples_take_classes_in_turn_from_the_training_part_and_one_of_a_group() -> None:
-    images = images_of()
-    gallery = galleries.example_images(images, targets_of(images), ROOT, read_picture, count=8)
-    titles = [card.title for card in gallery.cards]
-    assert all(titles.count(name) == 2 for name in images["class_label"].unique())
-    rows = images.filter(pl.col("path").is_in([card.shows for card in gallery.cards]))
-    assert set(rows["part"]) == {"train"}
-    assert rows["group_id"].n_unique() == len(gallery.cards) == 8
-    assert "8 training images, from 35 groups" in gallery.caption
-    assert any("kcal" in line for card in gallery.cards for line in card.lines)
 
 
 def test_a_picture_that_is_gone_is_marked_and_names_stay_text_in_the_report() -> None:

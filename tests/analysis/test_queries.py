@@ -63,7 +63,7 @@ def test_an_empty_run_gives_empty_answers(tmp_path: Path) -> None:
     frames = [
         *(ask([run]) for ask in (queries.learning_curves, queries.memory_samples, queries.memory_peaks)),
         *(ask([run]) for ask in (queries.results, queries.fold_table, queries.predictions)),
-        *(ask(run) for ask in (queries.fold_balance, queries.augmentation_counts)),
+        queries.augmentation_counts(run),
         queries.index_counts(run, "codec"),
     ]
     assert all(answer.frame.is_empty() and answer.notes == () for answer in frames)

@@ -48,7 +48,11 @@ def answer(audit: Audit) -> list[str]:
         left, names = count_text(len(audit.apart), "detector"), ", ".join(audit.apart)
         lines.append(f"{left} answered less than {LEAST_ANSWERED:.0%} of the videos and cannot be compared: {names}.")
     lines.append(_against_controls(audit, first))
-    return [*lines, *_floor(audit, first), *_worst_slice(audit, first), *_threshold(audit, first)]
+    lines += _floor(audit, first)
+    worst = audit.slices.filter(~pl.col("is_small"), detector=first).drop_nulls("auc").head(1)
+    for by, value, auc, low, high in worst.select("slice_by", "value", "auc", "low", "high").rows():
+        lines.append(f"Its worst {by.replace('_', ' ')} is {value!r}: {interval_text(auc, low, high)}.")
+    return [*lines, *_threshold(audit, first)]
 
 
 def _videos_of(audit: Audit, detector: str) -> str:
@@ -112,14 +116,6 @@ def _floor(audit: Audit, first: str) -> list[str]:
         lines.append(f"It tells two sources of reals apart, {sources}, with {number}, where 0.5 would be right.")
         lines.append(f"Its number is {standing}.")
     return lines
-
-
-def _worst_slice(audit: Audit, first: str) -> list[str]:
-    worst = audit.slices.filter(~pl.col("is_small"), detector=first).drop_nulls("auc").head(1)
-    return [
-        f"Its worst {by.replace('_', ' ')} is {value!r}: {interval_text(*ends)}."
-        for by, value, *ends in worst.select("slice_by", "value", "auc", "low", "high").rows()
-    ]
 
 
 def _threshold(audit: Audit, first: str) -> list[str]:

@@ -51,25 +51,6 @@ def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
     )
 
 
-def fold_balance_figure(balance: pl.DataFrame) -> go.Figure:
-    """Return a bar chart of the number of real and fake videos in each outer fold.
-
-    ``balance`` holds the rows of ``queries.fold_balance``.
-    """
-    if balance.is_empty():
-        return theme.nothing_to_show("Folds", "No folds are recorded yet.")
-    number = pl.col("num_videos")
-    shares = balance.group_by("fold").agg(share=number.filter(label="fake").sum() / number.sum()).sort("share")
-    return theme.bar_chart(
-        f"Each fold holds {shares['share'][0]:.0%} to {shares['share'][-1]:.0%} fakes",
-        f"{theme.by_label(dict(balance.group_by('label').agg(number.sum()).iter_rows()))}; {shares.height} folds",
-        balance.select(pl.format("fold {}", "fold"), "label", "num_videos"),
-        theme.LABEL_COLORS,
-        names=[f"fold {fold}" for fold in shares["fold"].sort()],
-        titles=("Outer fold", "Videos"),
-    )
-
-
 def group_sizes_figure(members: pl.DataFrame, *, members_are: str = "video") -> go.Figure:
     """Return a bar chart of the number of groups of each size: 1, 2 to 3, 4 to 7 members and so on.
 

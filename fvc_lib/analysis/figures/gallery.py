@@ -16,7 +16,7 @@ from PIL import Image
 
 from fvc_lib.analysis.figures.theme import thinned
 from fvc_lib.analysis.pages.display import Displayed
-from fvc_lib.analysis.wording import clean_text, count_text
+from fvc_lib.analysis.wording import clean_text
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.tables import VIDEO_FRAMES, frame_of
@@ -123,10 +123,6 @@ def cards_of(rows: pl.DataFrame, picture: Callable[[Row], bytes | None]) -> tupl
     return tuple(cards)
 
 
-def _picture_of(root: Path, read: ReadPicture) -> Callable[[Row], bytes]:
-    return lambda row: thumbnail(read(root / path_from_text(row["path"])))
-
-
 def _strip_of(read_clip: ReadClip | None) -> Callable[[Row], bytes | None]:
     return lambda row: strip(read_clip(row["video_id"], 0)) if read_clip else None
 
@@ -144,30 +140,6 @@ def batch_gallery(samples: Pixels, names: Sequence[str]) -> Gallery:
 # --- Images
 
 
-def example_images(
-    images: pl.DataFrame, targets: pl.DataFrame, root: Path, read: ReadPicture, *, count: int = 18
-) -> Gallery:
-    """Return a gallery of at most ``count`` training images, spread evenly over classes, at most one per group.
-
-    Args:
-        images: rows of IMAGES.
-        targets: rows of IMAGE_TARGETS: the numbers to show below an image.
-        root: folder that the paths of the images are relative to.
-        read: returns the pixels of a file.
-        count: the most images.
-    """
-    number = pl.format("{} {} {}", "target", pl.col("value").round_sig_figs(4), "unit")
-    numbers = targets.group_by("image_id").agg(lines=number)
-    # Image ids come from the content, so this order is arbitrary, but the same on every machine.
-    training = images.filter(part="train").sort("image_id").unique("group_id", keep="first", maintain_order=True)
-    turn = pl.int_range(pl.len()).over("class_label")
-    shown = training.sort(turn, "class_label", nulls_last=True).head(count)
-    rows = shown.join(numbers, on="image_id", how="left", maintain_order="left")
-    rows = rows.with_columns(title=pl.col("class_label").fill_null("no class"))
-    caption = f"{shown.height} training images, from {count_text(training.height, 'group')}, a class at a time"
-    return Gallery(cards_of(rows, _picture_of(root, read)), caption)
-
-
 def mistaken_images(predictions: pl.DataFrame, root: Path, read: ReadPicture, *, count: int = 12) -> Gallery:
     """Return a gallery of the images whose class was predicted wrongly with the highest probabilities.
 
@@ -183,7 +155,7 @@ def mistaken_images(predictions: pl.DataFrame, root: Path, read: ReadPicture, *,
     counted = f"{wrong.height:,} of n = {predictions.height:,} test images"
     caption = f"{counted} are recognised wrongly; {rows.height} are shown"
     rows = rows.with_columns(title="class_label", lines=pl.concat_list(called))
-    return Gallery(cards_of(rows, _picture_of(root, read)), caption)
+    return Gallery(cards_of(rows, lambda row: thumbnail(read(root / path_from_text(row["path"])))), caption)
 
 
 # --- Videos

@@ -5,8 +5,7 @@ Unless a docstring says otherwise, ``results`` are rows of TASK_RESULTS in ``ser
 an image. ``confidence`` is the coverage of the intervals.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import plotly.graph_objects as go
 import polars as pl
@@ -43,7 +42,10 @@ def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> 
         Null means that a control has no value for the metric.
     """
     rows = pl.concat([results.clear(), *(results.filter(_about(subject)) for subject in subjects)])
-    texts = [_value_text(row) for row in rows.iter_rows(named=True)]
+    texts = [
+        "undefined" if value is None else interval_text(value, low, high, 2 if unit else 3)
+        for value, low, high, unit in rows.select("value", "low", "high", "unit").iter_rows()
+    ]
     rows = rows.with_columns(pl.Series("text", texts, pl.String), _renamed("source", wording.source_name))
     # The first row of a metric is the model's, which has the counts that are shown.
     rows = rows.sort(pl.col("source") != "Model", maintain_order=True)
@@ -63,12 +65,6 @@ def _renamed(column: str, name: Callable[[str], str]) -> pl.Expr:
 
 def _about(subject: str) -> pl.Expr:
     return pl.col("subject").str.starts_with(subject) if subject.endswith(":") else pl.col("subject") == subject
-
-
-def _value_text(row: Mapping[str, Any]) -> str:
-    if row["value"] is None:
-        return "undefined"
-    return interval_text(row["value"], row["low"], row["high"], 2 if row["unit"] else 3)
 
 
 # --- The data

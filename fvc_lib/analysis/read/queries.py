@@ -456,15 +456,6 @@ def index_counts(run: RunPaths, by: str) -> Answer:
     return _asked(run, "videos", query)
 
 
-def fold_balance(run: RunPaths) -> Answer:
-    """Count the videos and groups of each outer fold by label. Columns: ``fold label num_videos num_groups``."""
-    query = """
-        SELECT fold, label, count(*) AS num_videos, count(DISTINCT group_id) AS num_groups
-        FROM folds GROUP BY fold, label ORDER BY fold, label DESC
-    """
-    return _asked(run, "folds", query)
-
-
 def augmentation_counts(run: RunPaths) -> Answer:
     """Count how many augmented clips each operation of the augmentation was applied to, one row per operation.
 

@@ -42,7 +42,11 @@ def _name_in_timm(name: str) -> str:
 def _build(options: TrunkOptions) -> PictureTrunk:
     timm = imported("timm", options.name)
     name = _name_in_timm(options.name)
-    network = timm.create_model(name, pretrained=False, num_classes=0, **_sized(timm, name, options.side))
+    declared = timm.get_pretrained_cfg(name)
+    # A network that takes one picture size alone is built for the size that is asked for.
+    is_resized = declared and declared.fixed_input_size and declared.input_size[-1] != options.side
+    sized = {"img_size": options.side} if is_resized else {}
+    network = timm.create_model(name, pretrained=False, num_classes=0, **sized)
     loaded: LoadedWeights | None = None
     notes: tuple[str, ...] = ()
     if options.weights is not None:
@@ -84,17 +88,6 @@ def _load(network: Any, path: Path, licence: str, layers: Any) -> tuple[LoadedWe
     return LoadedWeights(str(path), content_digest(path), licence, left_out), notes
 
 
-def _sized(timm: Any, name: str, side: int) -> dict[str, Any]:
-    """Return the argument of ``timm.create_model`` that builds the network ``name`` for pictures of ``side`` pixels.
-
-    It is ``{"img_size": side}`` if the network takes only one picture size and was published for another one than
-    ``side``; else ``{}``.
-    """
-    published = timm.get_pretrained_cfg(name)
-    fixed = bool(published and published.fixed_input_size) and published.input_size[-1] != side
-    return {"img_size": side} if fixed else {}
-
-
 def num_features_of(network: Any, side: int) -> int:
     """Return the number of features of a network made with ``num_classes=0``.
 
@@ -123,16 +116,6 @@ def blocks_of(network: Any) -> tuple[nn.Module, ...]:
             return tuple(parts)
     layers = [getattr(network, f"layer{number}", None) for number in (1, 2, 3, 4)]
     return tuple(layer for layer in layers if isinstance(layer, nn.Module))
-
-
-def _place_of(published: Any) -> str:
-    """Return where the weights of a network can be fetched, such as ``hub: timm/resnet50.a1_in1k``, or a URL.
-
-    The text is empty if timm knows no weights. ``published`` is timm's configuration of the network, or None.
-    """
-    if published and published.hf_hub_id:
-        return f"hub: {published.hf_hub_id}"
-    return (published and published.url) or ""
 
 
 @cache
@@ -166,7 +149,7 @@ def _declared(name: str) -> DetectorSpec:
         micro_batch=2,
         frame_fit=f"crop:{share}" if share < 1 else "crop",
         build_trunk=_build,
-        weights=_place_of(published),
+        weights=(published and (f"hub: {published.hf_hub_id}" if published.hf_hub_id else published.url)) or "",
         weights_licence=(published and published.license) or "",
         packages=("timm", "torchvision"),
     )

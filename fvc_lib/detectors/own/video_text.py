@@ -182,12 +182,6 @@ class NetworkPlan:
     side: int = 112  # of the frames, in pixels
     weights: Path | None = None  # file or folder with the trunk's weights; None: installed ones, or random
 
-    @property
-    def trunk_options(self) -> TrunkOptions:
-        """Return the options with which the trunk (network without head) is built."""
-        licence = DETECTORS.get(self.trunk).weights_licence or "unknown"
-        return TrunkOptions(self.trunk, self.num_frames, self.side, self.weights, licence)
-
 
 class VideoEncoder(nn.Module):
     """A detector's trunk (its network without head), followed by a transformer over the features of the frames.
@@ -198,7 +192,8 @@ class VideoEncoder(nn.Module):
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__()
         spec = DETECTORS.get(plan.trunk)
-        trunk = built_trunk(spec, plan.trunk_options)
+        licence = spec.weights_licence or "unknown"
+        trunk = built_trunk(spec, TrunkOptions(plan.trunk, plan.num_frames, plan.side, plan.weights, licence))
         per_frame = getattr(trunk, "per_frame", True)
         if isinstance(trunk, Trunk):
             trunk.note_missing_weights(spec)

@@ -423,7 +423,11 @@ def _fitted_view(
     for settings in model.candidates:
         if stop():
             raise StoppedError("stopped as requested before the model was fitted: resume the run to fit it.")
-        held_out.append(_held_out_logits(model, settings, rows, folds)[judged])
+        logits = np.empty(len(folds))
+        for fold in np.unique(folds):  # each row by a model that was fitted to the other folds
+            out = folds == fold
+            logits[out] = model.logits(rows.fit(model, settings, ~out), rows.values[out])
+        held_out.append(logits[judged])
         inner_loss = held_out_loss(labels[judged], held_out[-1], rows.weights[judged])
         candidates.append(Candidate(dict(settings), inner_loss))
     # Take the first, simplest candidate if several are equal.
@@ -457,15 +461,6 @@ class _Rows:
     def fit(self, model: ClassicalModel, settings: Mapping[str, float], which: Any = slice(None)) -> Arrays:
         """Fit ``model`` with ``settings`` to the rows that ``which`` indexes, and return the fitted arrays."""
         return model.fit(self.values[which], self.labels[which], self.weights[which], settings)
-
-
-def _held_out_logits(model: ClassicalModel, settings: Mapping[str, float], rows: _Rows, folds: IntArray) -> FloatArray:
-    """Return the logits of the N training rows, float64 (N,), each by a model that was fitted to the other folds."""
-    logits = np.empty(len(folds))
-    for fold in np.unique(folds):
-        held_out = folds == fold
-        logits[held_out] = model.logits(rows.fit(model, settings, ~held_out), rows.values[held_out])
-    return logits
 
 
 # New files

@@ -129,11 +129,13 @@ def rules_of(members: Sequence[Member], method: Method) -> list[FoldRule]:
     rules, number = list[FoldRule](), 1 + max(member.detector for member in members)
     folds, thresholds = members[0].predictions["fold"], _mean_over_runs(members, "threshold")
     for fold in sorted(folds.unique()):
+        recorded = [read_selection(member.run.fold_checkpoints(fold)) for member in members]
+        rates = {record.selection.base_rate if record else None for record in recorded}
         rule = FoldRule(
             weights=[1 / number] * number,
             intercept=0.0,
             threshold=min(1.0, float(thresholds[(folds == fold).to_numpy()][0])),
-            base_rate=_base_rate(members, fold),
+            base_rate=rates.pop() if len(rates) == 1 else None,
             num_videos=0,
             num_groups=0,
         )
@@ -144,16 +146,6 @@ def rules_of(members: Sequence[Member], method: Method) -> list[FoldRule]:
             "they have other seeds, or other inner_validation_share. Take --method mean."
         )
     return rules
-
-
-def _base_rate(members: Sequence[Member], fold: int) -> float | None:
-    """Return the share of fakes in the inner validation videos of ``fold``, on which the scores were calibrated.
-
-    The result is None if the share differs between members, or is not known.
-    """
-    recorded = [read_selection(member.run.fold_checkpoints(fold)) for member in members]
-    rates = {record.selection.base_rate if record else None for record in recorded}
-    return rates.pop() if len(rates) == 1 else None
 
 
 def _stacked(members: Sequence[Member], fold: int, rule: FoldRule) -> FoldRule:

@@ -297,7 +297,10 @@ def occlusion_map(
     if minutes > max_minutes:
         why = f"it would take about {math.ceil(minutes):,} minutes on this machine, and {max_minutes:.2g} are allowed"
         return OcclusionMap(seen, why_hidden=f"{why} (--map-minutes)")
-    blurred = _blurred(seen, clip.shape[-1] // 8)
+    # Each pixel of a deleted tile becomes the mean of a square around it, an eighth of the clip wide.
+    reach = clip.shape[-1] // 16
+    means = F.avg_pool2d(torch.from_numpy(seen).float(), 2 * reach + 1, 1, reach, count_include_pad=False)
+    blurred = means.round().byte().numpy()
 
     def mean_logits(masks: Masks) -> Floats:
         """Return the logits of the clip after deleting tiles, float64 (M,), averaged over the networks of ``folds``.
@@ -343,17 +346,6 @@ def _tiles(picture: Pixels) -> tuple[npt.NDArray[np.intp], tuple[int, ...]]:
     shape = tuple(min(wanted, side) for wanted, side in zip((BLOCKS, TILES, TILES), sides, strict=True))
     parts = [np.arange(side) * number // side for number, side in zip(shape, sides, strict=True)]
     return np.asarray(np.ravel_multi_index(np.ix_(*parts), shape)), shape
-
-
-def _blurred(picture: Pixels, side: int) -> Pixels:
-    """Return the blurred frames, uint8 (T, 3, H, W), which replace the pixels of deleted tiles.
-
-    Each pixel becomes the mean of a square of pixels around it, whose side is the odd number at or above ``side``.
-    """
-    reach = side // 2
-    frames = torch.from_numpy(picture).float()
-    means = F.avg_pool2d(frames, 2 * reach + 1, 1, reach, count_include_pad=False)
-    return np.asarray(means.round().byte().numpy())
 
 
 def _deletion_check(mean_logits: Callable[[Masks], Floats], drops: Floats) -> float:

@@ -164,7 +164,9 @@ class Networks:
         networks = {fold: self.network(fold) for fold in folds}
 
         def note(fold: int, _head: nn.Module, args: tuple[Tensor]) -> None:
-            given[fold] = _pooled(args[0])
+            features = args[0].detach().float()  # (B, F), (B, T, F) or (B, F, ...)
+            features = features.mean(1) if features.ndim == 3 else features
+            given[fold] = (features.flatten(2).mean(2) if features.ndim > 3 else features).cpu()
 
         with torch.inference_mode(), deterministic_algorithms(device), ExitStack() as stack:
             for fold, network in networks.items() if inputs is not None else ():
@@ -257,17 +259,6 @@ def half_of_the_cores() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _pooled(inputs: Tensor) -> Tensor:
-    """Return the inputs of a head as float32 (B, F) on the CPU.
-
-    They have shape (B, F), (B, T, F) or (B, F, ...), and are averaged over all dimensions but B and F.
-    """
-    features = inputs.detach().float()
-    if features.ndim == 3:
-        features = features.mean(1)
-    return (features.flatten(2).mean(2) if features.ndim > 3 else features).cpu()
 
 
 def name_of(fold: int) -> str:
