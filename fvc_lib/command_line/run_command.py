@@ -339,7 +339,8 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
     config = RunConfig(**values)
     kind = DETECTORS.of_features(config.model)
     if kind != "both" and config.views != RunConfig.model_fields["views"].default:
-        return f"views {config.views!r}: only probes have views, and model {config.model!r} is none. Leave views out."
+        every = RunConfig.model_fields["views"].default
+        return f"views {config.views!r}: only probes have views, unlike model {config.model!r}. Give -p views {every}"
     try:
         config.load_chosen()
         if config.self_blended:

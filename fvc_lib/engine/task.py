@@ -67,7 +67,8 @@ class LossSum:
     """The loss of a batch as two numbers: the weighted sum over samples, and the sum of the weights.
 
     Such sums can be added over micro-batches. Means cannot, if the weights of the micro-batches differ. For a loss
-    ``2 * loss`` doubles it, ``loss + penalty`` adds a number to its mean, and ``float(loss)`` is its mean.
+    ``2 * loss`` doubles it, ``loss + penalty`` adds a number or the mean of another loss to its mean, and
+    ``float(loss)`` is its mean.
     """
 
     total: Tensor  # scalar with a gradient
@@ -76,8 +77,9 @@ class LossSum:
     def __mul__(self, factor: float | Tensor) -> LossSum:
         return LossSum(self.total * factor, self.weight)
 
-    def __add__(self, penalty: float | Tensor) -> LossSum:
-        return LossSum(self.total + penalty * self.weight, self.weight)
+    def __add__(self, penalty: float | Tensor | LossSum) -> LossSum:
+        added = penalty.total / penalty.weight if isinstance(penalty, LossSum) else penalty
+        return LossSum(self.total + added * self.weight, self.weight)
 
     def __float__(self) -> float:
         return float(self.total.detach() / self.weight)

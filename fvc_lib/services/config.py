@@ -41,6 +41,7 @@ from fvc_lib.services.tasks import (
     FINAL_TRAINING,
     FOLD_ASSIGNMENT,
     FOLD_TRAINING,
+    FORENSIC_FEATURES,
     KFOLD,
     KFOLD_RESULTS,
     PROTOCOLS,
@@ -197,8 +198,9 @@ class RunConfig(BaseModel):
     # Forensic features
     forensic_features: bool = field(False, "nothing", "measure forensic features for any model", _VIDEO)
     feature_families: Annotated[str, AfterValidator(known_families)] = field(
-        FAMILIES, "weights", "families of forensic features that are measured, or all: A,B", _VIDEO, neutral=FAMILIES
-    )
+        FAMILIES, "weights", "families of forensic features that are measured, or all: A,B", _VIDEO, neutral=FAMILIES,
+        stages=(FORENSIC_FEATURES,),
+    )  # fmt: skip
     views: Annotated[str, matching("frames(,pixels)?(,coding)?", "frames, then pixels or coding or both")] = field(
         "frames,pixels,coding", "weights", "features a probe sees: of a trunk, and forensic ones of pixels and coding",
         _VIDEO, neutral="frames,pixels,coding",

@@ -566,7 +566,7 @@ class OpenTraining(Generic[R]):
         """Compute the gradients of a batch's loss: that of ``loss``, or a scalar tensor, the mean over the samples.
 
         The optimizer's step follows when the loop goes on. The log has the norm of its gradients, before they are
-        clipped, as ``train_gradient_norm``.
+        clipped, as ``gradient_norm`` of the phase ``train``.
         """
         self._engine.transaction.step(loss)
 

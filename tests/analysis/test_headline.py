@@ -1,4 +1,5 @@
 import datetime
+import html
 import os
 import shutil
 from collections.abc import Callable
@@ -229,6 +230,11 @@ def test_what_must_be_said_of_a_run_names_leaks_damage_and_how_it_was_asked_for(
         "Trained was MyNet of a notebook's cell, not the model that the parameters name.",
         "Labels were shuffled by group on purpose: anything but chance would be a leak.",
     )
+    notebook(run.executed_notebook("05_kfold_results"), new_markdown_cell("# Results"))
+    write_run_report(run)
+    assert "Trained was MyNet of a notebook's cell" in html.unescape(run.report_html.read_text())
+    write_document(run.stage_checkpoint("05_kfold_results"), {"fingerprint": None})  # of USE_MLOPS_PIPELINE=false
+    assert not [told for told in run_cautions(run) if "Written again" in told]
 
 
 def write_results(run: RunPaths, frame: pl.DataFrame) -> None:

@@ -160,7 +160,8 @@ def families_figure(features: pl.DataFrame, families: Mapping[str, Mapping[str, 
         families: maps the name of each family to the columns of ``features`` to choose from, with their units.
     """
     known = []  # how far the AUC is from 0.5, column and unit
-    for units in families.values():
+    without = []
+    for family, units in families.items():
         found = []
         for column, unit in units.items():
             rows = features.filter(pl.col(column).is_finite())
@@ -169,17 +170,19 @@ def families_figure(features: pl.DataFrame, families: Mapping[str, Mapping[str, 
                 above = float(roc_auc(theme.fake_labels(rows), rows[column].cast(pl.Float64)))
                 found.append((abs(above - 0.5), column, unit))
         known += sorted(found, reverse=True)[:1]
+        without += [] if found else [family]
     if not known:
         return theme.nothing_to_show("Features", "No feature has values of both labels in three groups.")
-    _, best, _ = max(known)
+    best = max(known)[1]
     rows = features.filter(pl.col(best).is_finite())
     scores, groups = rows[best].cast(pl.Float64).to_numpy(), rows["group_id"].to_list()
     auc = group_interval(theme.fake_labels(rows), scores, groups, roc_auc, replicates=500, seed=0)
     finding = f"Real and fake videos differ most in {best}, AUC {interval_text(auc.value, auc.low, auc.high)}"
+    basis = f"{theme.videos_and_groups(rows)}; the most different feature of each family"
+    basis += f"; nothing to compare: {', '.join(without)}" if without else ""
     # Two columns, so that names do not overlap on a phone.
     drawn, places = theme.panel_grid(
-        finding, f"{theme.videos_and_groups(features)}; the most different feature of each family",
-        [column for _, column, _ in known], columns=2, panel_height=150, shared_yaxes=True,
+        finding, basis, [column for _, column, _ in known], columns=2, panel_height=150, shared_yaxes=True,
     )  # fmt: skip
     for (_, column, unit), where in zip(known, places, strict=True):
         for label, color in theme.LABEL_COLORS.items():

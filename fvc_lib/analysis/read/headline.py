@@ -340,16 +340,28 @@ def run_cautions(run: RunPaths) -> tuple[str, ...]:
     parameters = run_parameters(run)
     audit = [f"The leakage audit did not pass: {clean_text(finding)}" for finding in audit_failures(run)]
     leaks = official_leaks(parameters, leakage_audit_of(run).frame)
-    mixed = mixed_code(sorted(run.root.glob("checkpoints/fold_*")))
-    code = f"The folds were trained by different code: {mixed}." if mixed else ""
-    read = read_document(run.stage_checkpoint(KFOLD_RESULTS)).get("fingerprint", {"inputs": {}})["inputs"]
+    found = (trial_caution(parameters), *run_damage(run.root), *audit, leaks, *training_cautions(run))
+    return tuple(dict.fromkeys(filter(None, (*found, *parameter_cautions(parameters)))))
+
+
+def training_cautions(run: RunPaths) -> list[str]:
+    """Return sentences on what was trained, where it is not what the results or the parameters say.
+
+    Such are tables that are newer than the results, networks of a notebook's cell, and folds trained by different code.
+    """
+    found = []
+    read = (read_document(run.stage_checkpoint(KFOLD_RESULTS)).get("fingerprint") or {}).get("inputs", {})
     newer = [name for name, was in read.items() if (file := run.root / name).is_file() and content_hash(file) != was]
-    again = f"Written again since these results: {', '.join(newer)}. Go on: {command_text('--resume', run.root)}"
+    if newer:
+        again = command_text("--resume", path_to_text(run.root))
+        found.append(f"Written again since these results: {', '.join(newer)}. Go on: {again}")
     trained = {read_document(path).get("network", [""])[0] for path in run.root.glob("checkpoints/fold_*/loop.json")}
     own = [name.removeprefix("__main__.") for name in sorted(trained) if name.startswith("__main__.")]
-    cell = f"Trained was {', '.join(own)} of a notebook's cell, not the model that the parameters name."
-    found = (*run_damage(run.root), *audit, leaks, again * bool(newer), cell * bool(own), code)
-    return tuple(dict.fromkeys(filter(None, (trial_caution(parameters), *found, *parameter_cautions(parameters)))))
+    if own:
+        found.append(f"Trained was {', '.join(own)} of a notebook's cell, not the model that the parameters name.")
+    if mixed := mixed_code(sorted(run.root.glob("checkpoints/fold_*"))):
+        found.append(f"The folds were trained by different code: {mixed}.")
+    return found
 
 
 def parameter_cautions(parameters: Mapping[str, object]) -> list[str]:
@@ -654,7 +666,7 @@ def run_headline(run: RunPaths, *, with_memory: bool = True) -> ReportHeadline:
         cautions.append(what_to_do(control))
     cautions += audit.frame.filter(check="size_and_rate")["finding"].to_list()
     cautions += floor_margin(measured.scores, measured.margin)
-    cautions += [trial_caution(parameters), *parameter_cautions(parameters)]
+    cautions += [trial_caution(parameters), *training_cautions(run), *parameter_cautions(parameters)]
     if model := measured.model_score:
         chance = measured.measure.chance
         if chance is not None and model.high is not None and model.high < chance:

@@ -182,7 +182,7 @@ def counts_table(outcome: TrainingOutcome[TrainingSummary]) -> pl.DataFrame:
         ("training clips with augmented copies", outcome.num_train_samples),
         ("videos that chose", outcome.num_validation),
         ("outer test videos", outcome.num_test),
-        ("videos without a clip", len(outcome.missing)),
+        ("videos without a clip, or without features that the model sees", len(outcome.missing)),
         ("clips in memory at once", done.micro_batch),
         ("steps skipped for a loss that was not finite", done.nonfinite_steps),
     ]
