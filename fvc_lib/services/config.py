@@ -215,8 +215,8 @@ class RunConfig(BaseModel):
         "", "weights", "file or folder of published weights; empty: the model's own, or none", _CLIPS,
         neutral="", path=True, content=True,
     )  # fmt: skip
-    head: Literal["", "mean", "attention", "gru"] = field(
-        "", "weights", "mean, attention or gru; empty: the model's", _VIDEO, neutral=""
+    head: Literal["", "mean", "attention", "gru", "path"] = field(
+        "", "weights", "mean, attention, gru or path; empty: the model's", _VIDEO, neutral=""
     )
     l2_normalise: bool = field(False, "weights", "bring each feature vector to length 1", _VIDEO, neutral=False)
     tune: Annotated[str, matching(f"|{TUNE}", TUNE_WORDS)] = field(

@@ -13,6 +13,7 @@ from fvc_lib.detectors.network import (
     PictureTrunk,
     batch_norms_to_group_norms,
     build_detector,
+    path_statistics,
     trunk_stages,
     tune,
 )
@@ -67,6 +68,22 @@ def test_a_head_gives_one_logit_per_clip_and_each_clip_its_own(name):
     torch.testing.assert_close(torch.cat([head(one) for one in features.split(1)]), logits)
     logits.sum().backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in head.parameters())
+
+
+def test_a_still_clip_has_a_path_without_length_and_finite_gradients():
+    features = torch.ones(1, 4, 6, requires_grad=True)
+    head = HEADS["path"](6)
+    head(features).sum().backward()
+    assert features.grad.isfinite().all()
+    assert path_statistics(features.detach())[0, 0] < 1e-3
+
+
+def test_path_statistics_are_lengths_and_angles():
+    features = torch.tensor([[[1.0, 0.0], [2.0, 1.0], [2.0, 3.0]]])
+    scale = features.norm(dim=2).mean()
+    found = path_statistics(features)[0]
+    assert found[0].item() == pytest.approx((2**0.5 + 2) / 2 / scale.item(), rel=1e-4)
+    assert found[4].item() == pytest.approx(torch.pi / 4, rel=1e-4)
 
 
 class Pictures(nn.Module):
@@ -125,7 +142,7 @@ def test_a_users_file_is_a_network(my_net):
     assert type(network).__qualname__ == "MyNet"
 
 
-@pytest.mark.parametrize("head", ["", "gru"])
+@pytest.mark.parametrize("head", ["", "gru", "path"])
 def test_a_users_encoder_gets_a_head(my_net, head):
     network = build_detector(config_of(model=f"{my_net}:MyEncoder", head=head))
     assert isinstance(network, Detector)

@@ -210,9 +210,9 @@ SMALL = {
     "vjepa2": Small(_from_folder("vjepa2")),
     "clip": Small(_from_folder("clip_vit_b16"), head="gru", tune="norms"),
     "dinov2": Small(_from_folder("dinov2_small"), head="attention"),
-    "dinov3": Small(_from_folder("dinov3_small"), tune="effort:2"),
+    "dinov3": Small(_from_folder("dinov3_small"), head="path", tune="effort:2"),
     "siglip": Small(_from_folder("siglip_base"), tune="head"),
-    "timm": Small(lambda folder: trunk_of("timm:test_efficientnet", side=SIDE)),
+    "timm": Small(lambda folder: trunk_of("timm:test_efficientnet", side=SIDE), head="path"),
     "timm vit": Small(lambda folder: trunk_of("timm:test_vit", side=SIDE), head="gru"),
     "efficientnet_lite0": Small(lambda folder: trunk_of("efficientnet_lite0", side=SIDE), tune="norms"),
 }
