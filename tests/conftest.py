@@ -1,7 +1,5 @@
 """What holds for all tests, and small real videos for those that need some, made on the spot."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

@@ -1,7 +1,5 @@
 """The examples of docs/architecture.md, and three smaller ones, are put into the real library and used."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The page on which anybody drops a video: uploads, limits, visitors and strangers. A real server on a free port."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Rooms import only from the rooms below them, and no import is circular."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import graphlib

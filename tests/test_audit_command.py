@@ -1,7 +1,5 @@
 """``run_notebooks.py audit``: the example of the docs answers as they say, and what cannot be meant is refused."""
 
-from __future__ import annotations
-
 import html
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``run_notebooks.py clean``: a preview unless ``--yes``; what is needed stays."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """``run_notebooks.py`` as it is typed: what it lists, plans and refuses, and that refusing writes nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """``--resume`` with other values and ``--fork`` as they are typed: what is refused, what is offered, what a fork is."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

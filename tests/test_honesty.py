@@ -4,8 +4,6 @@ of where a video is called fake point at what was changed.
 Three full runs of some three minutes each, so not part of ``make test``: ``make honesty``.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

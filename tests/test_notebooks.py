@@ -1,7 +1,5 @@
 """Every notebook has its question, contract, parameters and short cells, before any is run."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import runpy

@@ -1,7 +1,5 @@
 """Makefile, environment.yml and pyproject.toml agree on one lock, and links between the pages lead somewhere."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import json

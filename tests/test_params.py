@@ -1,7 +1,5 @@
 """The memory profiles in ``params/`` change how a run is computed, never what comes out of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path

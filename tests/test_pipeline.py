@@ -4,8 +4,6 @@ One small corpus (a part of the generated sample), two folds, one epoch: what is
 not how well they tell fakes. Effective batches that both folds can fill: the second measures no step of its own.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Whole runs of other protocols than folds, through real kernels: two corpora, one with a leaking split of its own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``run_notebooks.py shard``: what shards found, in any number, is what the notebooks' calls would have found."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

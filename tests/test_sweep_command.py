@@ -1,7 +1,5 @@
 """``run_notebooks.py sweep``: which runs it makes, what it refuses before anything runs, and what a kill costs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -13,8 +13,6 @@ size under memory limited setup", 2021). A rank holds the outputs of all ranks, 
 the activations of one micro-batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import torch

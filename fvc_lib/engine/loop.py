@@ -3,8 +3,6 @@
 A task (a training problem) supplies data, model, loss and metrics. The module ``step`` computes a single training step.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import math

@@ -1,7 +1,5 @@
 """Build the optimizer, schedule the learning rate, and scale and clip gradients."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Iterable

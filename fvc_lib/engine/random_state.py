@@ -13,8 +13,6 @@ This covers ``nn.Dropout``, ``Dropout1d``, ``Dropout2d`` and ``Dropout3d``. Othe
 made for a whole micro-batch at once. If an effective batch must be split, a network with such draws is refused.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable, Iterator

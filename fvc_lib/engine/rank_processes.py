@@ -6,8 +6,6 @@ in this file: rank 0 writes them to the metric log itself, always before it save
 resumes from the checkpoint has a metric log without gaps.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -8,8 +8,6 @@ Micro-batches (parts of a batch that are in memory at once) run without synchron
 step, after the last micro-batch of every rank.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress

@@ -1,7 +1,5 @@
 """An audit finds what was planted in a table of scores, and its numbers are scikit-learn's."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Benchmarks: every module loads, the floor decodes the right frames, and both sides of a contest train the same."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from dataclasses import replace

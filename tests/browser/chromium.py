@@ -1,7 +1,5 @@
 """Chromium without a window, driven by Playwright, and everything that a page did and should not."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -4,8 +4,6 @@ Playwright's event loop runs in the thread of the tests as long as it is open, a
 So it is open for a module, not for the session, and notebooks run in other processes.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path

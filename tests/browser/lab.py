@@ -1,7 +1,5 @@
 """JupyterLab as ``make lab`` starts it, and one of its notebooks in Chromium, used as a person does."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shlex

@@ -1,7 +1,5 @@
 """Checks of an offline page: its figures are drawn, and its body is no wider than the window."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # A figure is drawn when it comes near the window, and only in an open section.

@@ -1,7 +1,5 @@
 """Runs for the browser to look at: real records of real notebooks, under names that would like to be more than text."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

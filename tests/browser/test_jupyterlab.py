@@ -3,8 +3,6 @@
 The runs it shows have names that would like to be markup, script or SQL; see ``runs.py``.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from fvc_lib.services.stage_logs import MetricLog

@@ -3,8 +3,6 @@
 The run they tell of has names that would like to be markup, script or SQL; see ``runs.py``.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

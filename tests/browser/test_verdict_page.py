@@ -3,8 +3,6 @@
 What is dropped is judged, its page is read and downloaded, nothing of it stays, and the network is asked nothing.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

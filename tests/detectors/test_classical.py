@@ -1,7 +1,5 @@
 """Stored arrays of classical models give the scores of the fitted estimators, also with missing values."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import numpy as np

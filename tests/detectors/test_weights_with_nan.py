@@ -1,7 +1,5 @@
 """Weights with NaN are refused; the message names file and tensor."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

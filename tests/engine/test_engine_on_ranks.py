@@ -1,7 +1,5 @@
 """Several ranks train what one process trains, and stop or recover together."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any

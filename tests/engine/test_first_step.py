@@ -1,7 +1,5 @@
 """The step before a training shows shapes, loss and gradient norm, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

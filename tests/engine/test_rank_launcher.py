@@ -1,7 +1,5 @@
 """Ranks and the process that starts them end together, with the right reason."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """How many trainings go at once, with how many ranks, and which GPUs each gets: simulated by CUDA_VISIBLE_DEVICES."""
 
-from __future__ import annotations
-
 import pytest
 
 from fvc_lib.execution.run import gpus

@@ -1,7 +1,5 @@
 """Shards of a stage: who has which file, what a death costs, and what status says."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Processes that save a checkpoint and die of it, and checks of what they leave."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

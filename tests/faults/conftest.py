@@ -1,7 +1,5 @@
 """What the tests of faults share: small real trainings, and an undisturbed one to compare with."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

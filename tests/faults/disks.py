@@ -1,7 +1,5 @@
 """Disks that take nothing more, for real: a small tmpfs, a limit on file sizes, a read-only mount."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

@@ -3,8 +3,6 @@
 Use it in a process that ends afterwards: replaced functions stay replaced.
 """
 
-from __future__ import annotations
-
 import builtins
 import io
 import os

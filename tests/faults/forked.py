@@ -3,8 +3,6 @@
 An interpreter that imports torch takes two seconds and more; one of these is there in a few milliseconds.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import tempfile

@@ -4,8 +4,6 @@
 those of a run that was never disturbed.
 """
 
-from __future__ import annotations
-
 # By number: (fault, promise).
 PROMISES = dict(
     enumerate(

@@ -1,7 +1,5 @@
 """Small whole runs of every task: some of the generated samples, few pixels, two epochs, real kernels."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Moments of a stage at which its processes die, recognised by the files that they open and rename."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -4,8 +4,6 @@ A test that shows what holds for a fault carries ``@pytest.mark.fault(12)``. It 
 test passes; a test that injects many counts them with ``tally``.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rows 24 and 33: checkpoints that are not what was written, by accident or by intent."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """Rows 2 and 4: a process is killed at every change it makes to the disk while it writes a checkpoint."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Row 27: the time of day jumps back by an hour again and again; only the time stamps show it."""
 
-from __future__ import annotations
-
 import json
 import time
 

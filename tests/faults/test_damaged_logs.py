@@ -1,7 +1,5 @@
 """Row 23: a power cut, a full disk or a second writer damages a log; good lines are read, bad ones counted."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

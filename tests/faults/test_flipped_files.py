@@ -1,7 +1,5 @@
 """Row 40: one flipped bit in any kind of file that a later command reads; the command names the file, or redoes it."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

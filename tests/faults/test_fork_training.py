@@ -1,7 +1,5 @@
 """Row 28, with real weights: what a fork may do with the checkpoints of its ancestor."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

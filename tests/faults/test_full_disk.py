@@ -1,7 +1,5 @@
 """Rows 11, 12 and 13: a checkpoint or a log on a full disk, and a run folder that cannot be written."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Row 10: videos without a clip are named before the first training step and take no part."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

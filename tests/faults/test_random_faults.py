@@ -3,8 +3,6 @@
 They end as an undisturbed run does. ``make kills`` runs the kills, ``make faults`` all.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

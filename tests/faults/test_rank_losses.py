@@ -1,7 +1,5 @@
 """Ranks that die, hang or fail while others wait for them: nobody waits for ever, and a resumed training goes on."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows 16, 17, 18 and 20 for real: the kernel gives the training process no more memory."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import resource

@@ -1,7 +1,5 @@
 """Row 1: whole runs of every task, killed within a stage and resumed, end as an undisturbed run."""
 
-from __future__ import annotations
-
 import pytest
 
 from fvc_lib.services.run_paths import list_runs

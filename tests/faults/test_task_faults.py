@@ -1,7 +1,5 @@
 """Rows 2 to 6 for every task: its training is killed or stopped at any change it makes to its checkpoints."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

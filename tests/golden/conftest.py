@@ -1,7 +1,5 @@
 """The golden runs, made once for all tests of this folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

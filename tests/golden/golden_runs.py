@@ -3,8 +3,6 @@
 Nothing here imports the library: a golden run sees what a user sees, the command and the run folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Every command answers with the exit code and the facts it gave before; wording is free."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run that was killed or stopped goes on and ends as one that was not."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import time

@@ -1,7 +1,5 @@
 """The refusals that save most time: exit code, and the file, field and remedy that the message names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 ``make golden`` compares; ``FVC_GOLDEN=write make golden`` writes new expected values, which an issue must ask for.
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

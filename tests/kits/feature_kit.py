@@ -1,7 +1,5 @@
 """Small runs of models on features: folds, and a table of made-up forensic features in which labels show."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tasks that go wrong in a child process, where the preflight must survive them; importable, so they can be sent."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

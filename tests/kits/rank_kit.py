@@ -1,7 +1,5 @@
 """Real ranks for the tests: forked processes that meet over gloo on the loopback device."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A rank's program for tests of ``run_ranks``: does what the argument of its number says."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

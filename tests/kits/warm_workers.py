@@ -5,8 +5,6 @@ makes of that is the real thing. How a child is started is shown by the tests th
 ``isolated_workers`` first.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

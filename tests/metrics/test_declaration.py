@@ -1,7 +1,5 @@
 """Every metric is declared once, with its direction, and found under every name that logs and tables give it."""
 
-from __future__ import annotations
-
 import pytest
 
 from fvc_lib.metrics.cross_validation import DECISION_METRICS, METRICS, PROBABILITY_METRICS, RANKING_METRICS

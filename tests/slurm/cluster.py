@@ -6,8 +6,6 @@ and orphaned daemons included. ``python cluster.py --guard FOLDER`` does so when
 whoever started the cluster is gone, however it went.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import pwd

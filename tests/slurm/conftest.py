@@ -1,7 +1,5 @@
 """A real cluster for the tests of this folder, started when the first of them asks and ended whatever happens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

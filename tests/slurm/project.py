@@ -1,7 +1,5 @@
 """A checkout's look-alike with three small stages, whose runs real jobs work on."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

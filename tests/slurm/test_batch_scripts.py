@@ -1,7 +1,5 @@
 """The scripts of ``slurm/`` under plain bash, with a program in the place of run_notebooks.py that behaves as told."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from fvc_lib.execution.slurm import Site, jobs_of_files, plan_jobs, render, sbatch_command
 from fvc_lib.execution.stages import tasks_in_order
 from fvc_lib.services.config import RunConfig

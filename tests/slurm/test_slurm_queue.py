@@ -1,7 +1,5 @@
 """What Slurm's commands answered once (22.05.8, with slurmdbd), read back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """FVC's own notebooks as jobs of a real Slurm, from the command line to the report; each fold on two ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """``predict --executor slurm`` on a real Slurm of two nodes: the same answers as here, whatever befell its tasks."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Runs in a real Slurm of two nodes: submitted in parts, in one, partly finished, with what ends a job on the way."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

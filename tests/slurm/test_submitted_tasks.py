@@ -1,7 +1,5 @@
 """The notebook of image recognition as a job of a real Slurm: on two nodes, of which one is lost, and requeued."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

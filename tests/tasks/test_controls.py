@@ -1,7 +1,5 @@
 """Controls: what groups, metadata, length and shuffled labels score, for a run's folds and for anyone's scores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ensembles of trained runs: weights from inner validation alone, leaks that are planted, and files that are judged."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

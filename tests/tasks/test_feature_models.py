@@ -1,7 +1,5 @@
 """Models on features: inner groups choose, the outer fold stays sealed, controls train alike, results name families."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """New files and models on features: a run and its bundle measure the same numbers of a file and judge by them."""
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 import pytest

@@ -1,7 +1,5 @@
 """The provenance that files claim: signed manifests, metadata, hostile files."""
 
-from __future__ import annotations
-
 import datetime
 import sys
 from pathlib import Path

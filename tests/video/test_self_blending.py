@@ -1,7 +1,5 @@
 """Pseudo-fakes: a face is blended with a changed copy of itself, and nothing else of the clip changes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

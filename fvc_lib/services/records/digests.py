@@ -6,8 +6,6 @@ bundles (folders with exported models) contain a digest of their own content. ``
 it is read; ``run_damage`` checks all files of a run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Small published networks of every family, and helpers that run their publishers' code."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, field

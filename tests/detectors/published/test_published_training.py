@@ -1,7 +1,5 @@
 """The promises of the engine hold for small published networks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

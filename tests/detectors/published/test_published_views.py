@@ -1,7 +1,5 @@
 """Sizes and colours of clips are those of the publishers' code; the real MTCNN finds faces."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

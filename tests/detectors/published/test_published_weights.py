@@ -1,7 +1,5 @@
 """Published networks have their published size, load published files, and give the publishers' outputs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
