@@ -1,6 +1,5 @@
-"""The dashboard: panels follow the widgets, a run at work is followed, and names stay text."""
+"""The dashboard: panels follow the widgets, and names stay text."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -113,28 +112,6 @@ def test_widgets_redraw_the_panels_that_follow_them_and_no_other(board: Dashboar
     widgets["detail"].value = runs[0]
     assert (board.selection.detailed, board.selection.folds, widgets["folds"].value) == (runs[0], (), ())
     assert "folds" in redrawn(board)
-
-
-@pytest.mark.slow
-def test_a_run_at_work_is_followed_until_it_ends(
-    board: Dashboard, runs: list[RunPaths], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dashboards, "LIVE_SECONDS", 0.0)
-    states = iter([{"state": "running"}, {"state": "done"}, {"state": "done"}])
-    monkeypatch.setattr(dashboards, "run_status", lambda _: next(states))
-    with runs[1].metrics("04_fold_training", 2).open("a") as stream:
-        line = {"run_id": runs[1].run_id, "ts": 1, "step": 99, "epoch": 20, "phase": "validation", "metric": "loss"}
-        stream.write(json.dumps({**line, "value": 0.5}) + "\n")
-
-    async def live() -> None:
-        board.widgets["live"].value = True
-        assert board._task is not None
-        await board._task
-
-    asyncio.run(live())
-    assert "learning curves 1" in redrawn(board)
-    assert not board.widgets["live"].value
-    assert "refreshing stopped" in board.widgets["note"].value
 
 
 @pytest.mark.fault(41)

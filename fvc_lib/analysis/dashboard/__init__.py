@@ -1,1 +1,1 @@
-"""The dashboard over any number of runs: widgets, panels, live refresh."""
+"""The dashboard over any number of runs: widgets and panels."""

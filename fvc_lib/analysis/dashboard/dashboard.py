@@ -1,10 +1,9 @@
-"""The live dashboard: widgets choose runs, metrics, folds and smoothing, and panels show the choice.
+"""The dashboard: widgets choose runs, metrics, folds and smoothing, and panels show the choice.
 
 Panels are ordinary notebook displays that are redrawn in place. A notebook that is executed without a browser therefore
 contains the same figures, drawn for the default choice. The modules ``fvc_lib.analysis.figures.*`` register the panels.
 """
 
-import asyncio
 import importlib.util
 import json
 import os
@@ -19,18 +18,17 @@ from fvc_lib.analysis.dashboard import panels
 from fvc_lib.analysis.dashboard.panels import MOST_METRICS, Bundle
 from fvc_lib.analysis.pages.display import PLOTLY, show_bundle
 from fvc_lib.analysis.read.queries import Selection, default_metrics, default_selection, learning_curves
-from fvc_lib.analysis.read.runs import run_labels, run_status
+from fvc_lib.analysis.read.runs import run_labels
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, list_runs
 
-LIVE_SECONDS = 5.0
 NO_RESULT = "The chosen run has no result yet: figures appear here as soon as it trains."
 _SEVERAL = ("runs", "metrics", "folds")
 
 
 class Dashboard:
-    """The live dashboard of a notebook: widgets to choose runs, metrics and folds, and panels that show the choice.
+    """The dashboard of a notebook: widgets to choose runs, metrics and folds, and panels that show the choice.
 
     Attributes:
         runs_dir: folder of all runs.
@@ -46,7 +44,6 @@ class Dashboard:
         self._handles: list[Any] = []
         self._shown: list[str] = []  # the content that each panel shows now, as JSON
         self._is_offering = False
-        self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         others = len(self.selection.runs) - 1
@@ -70,7 +67,7 @@ class Dashboard:
 
     def make_widgets(self) -> Any:
         """Create the widgets, fill their lists, connect their events, and return the box that holds them."""
-        import ipywidgets as ipw  # heavy, and only the live dashboard needs it
+        import ipywidgets as ipw  # heavy, and only a dashboard with widgets needs it
 
         look: dict[str, Any] = {"style": {"description_width": "90px"}}
         chosen = {
@@ -80,11 +77,9 @@ class Dashboard:
             "folds": ipw.SelectMultiple(description="Folds", rows=5, **look),
             "smoothing": ipw.FloatSlider(max=0.95, step=0.05, description="Smoothing", continuous_update=False, **look),
         }
-        follow = f"Refresh every {LIVE_SECONDS:g} s while a chosen run works"
         note = f"Hold Ctrl to choose several; at most {MOST_METRICS} metrics are drawn; no fold chosen: all."
         below = {
             "refresh": ipw.Button(description="Refresh"),
-            "live": ipw.Checkbox(description=follow, indent=False),
             "note": ipw.Label(note),
         }
         self.widgets = {**chosen, **below}
@@ -92,7 +87,6 @@ class Dashboard:
         for name, widget in chosen.items():
             widget.observe(partial(self._on_choice, name), names="value")
         self.widgets["refresh"].on_click(lambda _: self.refresh())
-        self.widgets["live"].observe(lambda change: self.follow(is_on=change["new"]), names="value")
         return ipw.VBox([*chosen.values(), ipw.HBox(list(below.values()))])
 
     def offer(self) -> None:
@@ -165,37 +159,6 @@ class Dashboard:
             blank = {"text/html": f'<div style="height:{height}px"></div>', "text/plain": ""}
             self._handles[number].update(blank, raw=True)
         self._handles[number].update(bundle, raw=True)
-
-    # --- Following a run at work
-
-    def follow(self, *, is_on: bool) -> None:
-        """Start (``is_on``) or stop the live refresh, which redraws the panels drawn from logs as runs train.
-
-        It redraws them every ``LIVE_SECONDS`` seconds, and ends by itself when no chosen run is at work. To start it,
-        an asyncio event loop must be running.
-        """
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-        if is_on:
-            self._task = asyncio.get_running_loop().create_task(self._follow())
-
-    async def _follow(self) -> None:
-        note = "No chosen run is at work any more: refreshing stopped."
-        try:
-            while any(run_status(run).get("state") in ("running", "waiting") for run in self.selection.runs):
-                for number, panel in enumerate(self._panels):
-                    selection = self.selection
-                    bundle = await asyncio.to_thread(panel.bundle, selection) if panel.is_live else None
-                    if bundle is not None and selection is self.selection:  # else the reader has chosen again meanwhile
-                        self._show(number, bundle)
-                await asyncio.sleep(LIVE_SECONDS)
-            self.refresh()
-        except Exception as error:  # noqa: BLE001  # an asyncio task would hide it
-            note = f"Refreshing stopped: {clean_text(f'{type(error).__name__}: {error}')}"
-        self.widgets["note"].value = note
-        self._task = None
-        self.widgets["live"].value = False
 
 
 def dashboard(runs_dir: Path | str, run: str | None = None) -> Dashboard:

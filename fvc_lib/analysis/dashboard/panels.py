@@ -37,7 +37,6 @@ class Panel:
         draw: returns the content for a selection.
         follows: fields of ``Selection`` whose change redraws the panel. The panel is also redrawn whenever the reader
             chooses another run to show in detail.
-        is_live: whether the panel is drawn from logs, which grow while a run trains.
         tasks: the panel is shown if the run in the detailed view has one of these tasks, such as ``image``. Empty: it
             is always shown.
     """
@@ -46,7 +45,6 @@ class Panel:
     at: float
     draw: Callable[[Selection], Shown]
     follows: tuple[str, ...] = ()
-    is_live: bool = False
     tasks: tuple[str, ...] = ()
 
     def bundle(self, selection: Selection, *, with_still: bool = False) -> Bundle:
@@ -104,7 +102,7 @@ def panels() -> tuple[Panel, ...]:
     return tuple(sorted((panel for _, panel in PANELS.items()), key=lambda panel: panel.at))
 
 
-@PANELS.register_panel("notes", at=90, is_live=True)
+@PANELS.register_panel("notes", at=90)
 def notes(selection: Selection) -> str:
     """Return text that lists panels that failed to load, and files and log lines that could not be read.
 

@@ -207,7 +207,7 @@ def _draw_budget(draw: Callable[..., Any], axis: str, findings: MemoryFindings) 
 def _declare_curves(number: int) -> None:
     follows = ("metrics", "folds", "smoothing")
 
-    @PANELS.register_panel(f"learning curves {number + 1}", at=30 + number, follows=follows, is_live=True)
+    @PANELS.register_panel(f"learning curves {number + 1}", at=30 + number, follows=follows)
     def draw(selection: Selection) -> Shown:
         if number >= len(selection.metrics):
             return NOTHING
@@ -220,7 +220,7 @@ for _number in range(MOST_METRICS):
     _declare_curves(_number)
 
 
-@PANELS.register_panel("memory", at=60, follows=("folds",), is_live=True)
+@PANELS.register_panel("memory", at=60, follows=("folds",))
 def _memory_panel(selection: Selection) -> Shown:
     samples, events = memory_samples([selection.detailed]), memory_events([selection.detailed])
     return stage_timeline_figure(memory.run_memory(samples, events, folds=selection.folds))
