@@ -35,7 +35,6 @@ from fvc_lib.execution.stages import STAGE_PARAMETERS, Notebook
 from fvc_lib.services.atomic_files import read_json_object, size_of
 from fvc_lib.services.config import DEFAULTS, RunConfig, meaning
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
-from fvc_lib.services.home import NOTEBOOKS
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.registry import CORPORA
@@ -191,42 +190,6 @@ def report(context: click.Context, run: str, runs_dir: Path) -> None:
     Exit codes: 0 ok, 1 not written, 3 written, but a file that the report reads is damaged; the output names the file.
     """
     context.exit(report_run(find_run(runs_dir, run)))
-
-
-@click.command(cls=ParametersCommand)
-@PARAMS_FILES
-@PARAMS_VALUES
-@AS_JSON
-@click.pass_context
-def doctor(
-    context: click.Context, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...], as_json: bool
-) -> None:
-    """Check packages, torch and its devices, disks, memory and parameters.
-
-    The checks take a few seconds and change nothing. Each problem comes with a remedy. Parameters are checked as a run
-    checks them before it begins: the corpus, the network, and whether they fit together.
-
-    \b
-    fvc doctor
-    fvc doctor -p device cuda --json
-    fvc doctor -p model path/to/my_net.py:MyNet
-
-    Exit codes: 0 a run will work, 1 a run would fail.
-    """
-    from fvc_lib.command_line.run_command import RunCommand, RunOptions  # imports this module
-    from fvc_lib.execution.doctor import Finding, diagnose
-
-    given = given_values(params_files, values=values)
-    findings = diagnose(given.config)
-    try:
-        RunCommand(NOTEBOOKS, RunOptions(), given).refuse()
-        findings.append(Finding("parameters", "ok", "a run takes them"))
-    except FvcError as error:
-        findings.append(Finding("parameters", "problem", str(error)))
-    fails = any(finding.state == "problem" for finding in findings)
-    last = "A run would fail; solve the problems first." if fails else "A run will work."
-    print_answer({"works": not fails, "findings": findings}, [*findings, last], as_json=as_json)
-    context.exit(int(fails))
 
 
 @click.command()

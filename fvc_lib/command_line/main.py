@@ -36,7 +36,7 @@ _COMMANDS = {
     "corpora": ("commands", "List readable corpora, or say what a folder is."),
     "detectors": ("commands", "List the detectors for -p model, or show one in full."),
     "features": ("commands", "List the forensic features that a run can measure."),
-    "doctor": ("commands", "Check this machine and say what to do."),
+    "doctor": ("run_command", "Check this machine and say what to do."),
     "clean": ("commands", "Show what may go of runs and caches; delete it with --yes."),
     "shard": ("shards", "Do one share of a stage, as a SLURM job does."),
 }

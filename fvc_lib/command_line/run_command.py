@@ -15,7 +15,14 @@ from typing import Any, Literal
 import click
 
 from fvc_lib.command_line import commands
-from fvc_lib.command_line.options import is_quiet
+from fvc_lib.command_line.options import (
+    AS_JSON,
+    PARAMS_FILES,
+    PARAMS_VALUES,
+    ParametersCommand,
+    is_quiet,
+    print_answer,
+)
 from fvc_lib.execution.plan import PlannedTask, line_of_other_code, make_plan, read_notebooks, set_aside
 from fvc_lib.execution.run import which_run
 from fvc_lib.execution.run.record import begin_run, read_run_record, record_resumption
@@ -32,7 +39,7 @@ from fvc_lib.execution.slurm import (
 from fvc_lib.execution.stages import Notebook, Task, refuse_stage_of_another_task, stage_named, task_keys
 from fvc_lib.services.config import DECLARED, RunConfig
 from fvc_lib.services.errors import FvcError, UsageError, command_text
-from fvc_lib.services.home import program
+from fvc_lib.services.home import NOTEBOOKS, program
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.parameters import refuse_contradictions, run_config
 from fvc_lib.services.registry import CROPS, DETECTORS, IMAGE_LAYOUTS
@@ -447,3 +454,38 @@ def _refuse_wrong_corpus(config: RunConfig) -> None:
     listing = read_corpora(corpora, None, **reading_options(config))
     if config.corpus:  # else the sample corpus is used, which has both labels
         refuse_untrainable(listing, config)
+
+
+@click.command(cls=ParametersCommand)
+@PARAMS_FILES
+@PARAMS_VALUES
+@AS_JSON
+@click.pass_context
+def doctor(
+    context: click.Context, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...], as_json: bool
+) -> None:
+    """Check packages, torch and its devices, disks, memory and parameters.
+
+    The checks take a few seconds and change nothing. Each problem comes with a remedy. Parameters are checked as a run
+    checks them before it begins: the corpus, the network, and whether they fit together.
+
+    \b
+    fvc doctor
+    fvc doctor -p device cuda --json
+    fvc doctor -p model path/to/my_net.py:MyNet
+
+    Exit codes: 0 a run will work, 1 a run would fail.
+    """
+    from fvc_lib.execution.doctor import Finding, diagnose
+
+    given = which_run.given_values(params_files, values=values)
+    findings = diagnose(given.config)
+    try:
+        RunCommand(NOTEBOOKS, RunOptions(), given).refuse()
+        findings.append(Finding("parameters", "ok", "a run takes them"))
+    except FvcError as error:
+        findings.append(Finding("parameters", "problem", str(error)))
+    fails = any(finding.state == "problem" for finding in findings)
+    last = "A run would fail; solve the problems first." if fails else "A run will work."
+    print_answer({"works": not fails, "findings": findings}, [*findings, last], as_json=as_json)
+    context.exit(int(fails))
