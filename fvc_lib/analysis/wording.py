@@ -7,6 +7,10 @@ from html import escape, unescape
 from fvc_lib.metrics.declaration import declaration
 
 NOT_RECORDED = "not recorded"
+# A command in a sentence: the program up to a bracket, comma or semicolon, or a parameter with its value.
+COMMAND = re.compile(
+    r"(?<![\w/.-])((?:(?:[\w./-]*python3? \S*)?run_notebooks\.py|fvc) [^();,]*[^();,. ]|-p \w+ [\w.:=/+-]*\w)"
+)
 
 SOURCE_NAMES = {
     "model": "Model",

@@ -208,7 +208,7 @@ class RunConfig(BaseModel):
 
     # Training
     model: Annotated[str, NameIn(DETECTORS)] = field(
-        "probe:efficientnet_lite0", "weights", "detector of videos: a name that `detectors` lists, or net.py:Net",
+        "probe:efficientnet_lite0", "weights", "detector of videos: net.py:Net, or a name in the list of fvc detectors",
         _CLIPS, stages=(AUGMENTATION,),
     )  # fmt: skip
     model_weights: str = field(

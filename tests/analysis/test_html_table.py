@@ -14,6 +14,7 @@ from fvc_lib.analysis.wording import (
     interval_text,
     number_text,
 )
+from fvc_lib.services.config import meaning
 
 HOSTILE = ["<script>alert(1)</script>", "a'b\"c", "&lt;", "]]>", "{{ 7*7 }}", "<!--", "&#0;", "&amp;lt;",
            "</td>", "<b", "\\u003c", "''", "é漢😀", "`${x}`", "javascript:alert(1)", "x"]  # fmt: skip
@@ -29,6 +30,12 @@ def test_any_text_is_shown_as_text() -> None:
     assert [row[0] for row in rows_of(table)[1:]] == HOSTILE
     tags = set(re.findall(r"<([a-z]+)", table._repr_html_()))
     assert tags == {"table", "caption", "thead", "tbody", "tr", "th", "td"}
+
+
+def test_a_command_in_the_meaning_of_a_parameter_is_code_in_a_browser_and_plain_elsewhere() -> None:
+    table = HtmlTable(pl.DataFrame({"value": "fvc doctor", "meaning": meaning("model")}))
+    assert re.findall("<code>(.*?)</code>", table._repr_html_()) == ["fvc detectors"]
+    assert "a name in the list of fvc detectors" in repr(table)
 
 
 def test_numbers_carry_units_and_missing_ones_say_so() -> None:

@@ -22,10 +22,6 @@ from fvc_lib.services.atomic_files import write_text
 
 TEMPLATES = Path(__file__).with_name("templates")
 PLOTLY_FILE = "plotly.min.js"  # one file of 4.8 MB for all pages
-# A command in a sentence: the program up to a bracket, comma or semicolon, or a parameter with its value.
-_COMMAND = re.compile(
-    r"(?<![\w/.-])((?:(?:[\w./-]*python3? \S*)?run_notebooks\.py|fvc) [^();,]*[^();,. ]|-p \w+ [\w.:=/+-]*\w)"
-)
 
 
 def render(template: str, **values: object) -> Markup:
@@ -46,7 +42,7 @@ def _environment() -> jinja2.Environment:
         "interval": lambda score: wording.interval_text(score.value, score.low, score.high),
         "number": wording.number_text, "bytes": wording.bytes_text, "duration": wording.duration_text,
         "source_name": wording.source_name, "count": wording.count_text,
-        "commands": lambda text: Markup(_COMMAND.sub(r"<code>\1</code>", str(escape(wording.clean_text(text))))),
+        "commands": lambda text: Markup(wording.COMMAND.sub(r"<code>\1</code>", str(escape(wording.clean_text(text))))),
         # ``Fold training: can a network ...?, fold 2`` becomes ``Fold training, fold 2``.
         "short": lambda title: re.sub(r": .*?(, fold \d+)?$", r"\1", title),
     }  # fmt: skip
