@@ -3,6 +3,7 @@
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 from fvc_lib.command_line.models import load_detector
 from fvc_lib.services.checkpoint_files import load_weights
@@ -13,7 +14,7 @@ from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, PREDICTIONS, read_t
 from fvc_lib.tasks.bundle import write_bundle
 from fvc_lib.tasks.decoding import FileToScore
 from fvc_lib.tasks.predicting import Standing, predictor_of
-from fvc_lib.tasks.video.classical import described_in, fitted_model
+from fvc_lib.tasks.video.classical import described_in, fitted_model, probe
 from fvc_lib.tasks.video.predicting import known_videos, networks_of_run, write_features
 from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.tasks.video.verdicts.evidence import FORENSIC_NOTE, NO_FRAMES, file_evidence
@@ -103,9 +104,14 @@ def test_windows_and_maps_are_refused_in_words_and_the_rest_of_the_page_is_there
         assert (found.windows, found.occlusion, found.note) == (None, None, NO_FRAMES)
 
 
-def test_a_model_is_not_judged_with_other_features(run):
-    path = run.fold_checkpoints(0) / "best_model.safetensors"
-    config = run_config(run.params_yaml).model_copy(update={"feature_families": "packets"})
+def test_a_model_is_not_judged_with_other_features_or_incomplete_arrays(run):
+    path, config = run.fold_checkpoints(0) / "best_model.safetensors", run_config(run.params_yaml)
+    weights, networks = load_weights(path), networks_of_run(run)
     with pytest.raises(UsageError, match=r"such as sharpness|no family of pixels"):
-        fitted_model(path, load_weights(path), config)
-    assert np.isfinite(fitted_model(path, load_weights(path), run_config(run.params_yaml)).logits([{}])).all()
+        fitted_model(path, weights, config.model_copy(update={"feature_families": "packets"}))
+    assert np.isfinite(fitted_model(path, weights, config).logits([{}])).all()
+    for name in [name for name in weights if "/" in name]:
+        rest = {other: array for other, array in weights.items() if other != name}
+        for bad in (rest, {**rest, name: torch.ones(1, 1)}, {**rest, name: torch.ones(7)}):
+            with pytest.raises(UsageError, match=f"best_model.safetensors.*the array '{name.partition('/')[0]}/"):
+                _ = fitted_model(path, bad, config), probe(networks._trunk, config, path, bad)

@@ -315,7 +315,7 @@ def score(
     Raises:
         DataError: as ``score_outer_fold``.
     """
-    arrays = arrays_of(fitted.weights)
+    arrays = {name: tensor.numpy() for name, tensor in fitted.weights.items()}
     return score_outer_fold(
         done,
         clips,
@@ -329,9 +329,29 @@ def labels_of(rows: Sequence[ClipRow]) -> IntArray:
     return np.array([row.label for row in rows])
 
 
-def arrays_of(weights: Mapping[str, Tensor]) -> Arrays:
-    """Return stored weights as NumPy arrays."""
-    return {name: tensor.numpy() for name, tensor in weights.items()}
+def arrays_of(path: Path, weights: Mapping[str, Tensor], config: RunConfig, sizes: Mapping[str, int]) -> Arrays:
+    """Return the arrays of a fitted model's views from ``weights``, which were read from the file ``path``.
+
+    ``sizes`` maps the views to their numbers of features. The arrays of logistic regressions are checked: NumPy would
+    compute logits from some that do not fit together.
+
+    Raises:
+        UsageError: an array is missing or does not fit the others.
+    """
+    own = {name: tensor.numpy() for name, tensor in weights.items() if name.rpartition("/")[0] in sizes}
+    is_logistic = model_of(config).logits is classical.LOGISTIC.logits
+    for view, size in sizes.items() if is_logistic else ():
+        begin = f"{view}/" * bool(view)
+        more = size + own.get(f"{begin}indicator", np.empty(())).size
+        wanted = {"median": size, "indicator": more - size, "mean": more, "scale": more, "weight": more, "intercept": 1}
+        for name in (*wanted, "share") if view else wanted:
+            found = own.get(begin + name, np.empty(()))
+            if found.shape != (wanted.get(name, 1),) or (name == "indicator" and not np.isin(found, range(size)).all()):
+                raise UsageError(
+                    f"{str(path)!r}: the array {begin + name!r} is missing, or does not fit {size:,} features. Get the "
+                    "file again, or train again."
+                )
+    return own
 
 
 def logits_of(config: RunConfig, arrays: Arrays, values: FloatArray) -> FloatArray:
@@ -385,9 +405,7 @@ def fitted(
     Raises:
         StoppedError: ``stop`` returned True between two candidates.
     """
-    labels = labels_of(train)
-    values = source.of(train)
-    first = 0
+    labels, values, first = labels_of(train), source.of(train), 0
     class_weights = np.array(data.class_weights(train) if config.class_balance == "loss" else (1.0, 1.0))
     judged = np.array([not row.is_pseudo_fake for row in train])
     folds, views = data.inner_folds(train, INNER_FOLDS, config.seed), dict[str, Found]()
@@ -417,9 +435,7 @@ def _fitted_view(
     model: ClassicalModel, rows: "_Rows", judged: IntArray, folds: IntArray, stop: Callable[[], bool]
 ) -> Found:
     """Choose settings for one view; ``folds`` are the inner folds of ``rows``, ``judged`` marks rows with a loss."""
-    candidates = list[Candidate]()
-    held_out = list[FloatArray]()
-    labels = rows.labels
+    candidates, held_out, labels = list[Candidate](), list[FloatArray](), rows.labels
     for settings in model.candidates:
         if stop():
             raise StoppedError("stopped as requested before the model was fitted: resume the run to fit it.")
@@ -514,7 +530,7 @@ def fitted_model(path: Path, weights: Mapping[str, Tensor], config: RunConfig) -
     """Return the model on forensic features with the arrays ``weights``, read from the file ``path``.
 
     Raises:
-        UsageError: the model sees features that this installation does not measure.
+        UsageError: the model sees features that this installation does not measure, or an array is missing or unfit.
     """
     stored, here = described_in(path), description(config, {})
     names = tuple(stored.get("features", ()))
@@ -535,8 +551,9 @@ def fitted_model(path: Path, weights: Mapping[str, Tensor], config: RunConfig) -
             "Forensic features are measured by other code or package versions than when the model was fitted: scores "
             "may differ a little."
         )
-    own = {name: array for name, array in arrays_of(weights).items() if not name.startswith(f"{_FRAMES}/")}
-    return FittedModel(config, own, names, caution)
+    views = {name: view for view, family in forensic_families(config) for name in family.columns()}
+    arrays = arrays_of(path, weights, config, Counter(views[name] for name in names))
+    return FittedModel(config, arrays, names, caution)
 
 
 class _Fitted(nn.Module):
@@ -553,11 +570,20 @@ class _Fitted(nn.Module):
         return torch.from_numpy(logits_of(self._config, self._arrays, values)).to(features.device)
 
 
-def probe(trunk: nn.Module, config: RunConfig, arrays: Arrays) -> nn.Module:
-    """Return a network on clips: the frozen ``trunk`` with the fitted model of ``config`` as its head.
+def probe(trunk: Any, config: RunConfig, path: Path, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Return a network on clips: the frozen ``trunk`` with a fitted model as its head.
 
     Of a probe with several views, the network returns the part of the logit that frames contribute.
+
+    Args:
+        trunk: the frozen network below the head.
+        config: names the model.
+        path: the file with the model's arrays.
+        weights: the arrays.
+
+    Raises:
+        UsageError: an array is missing or does not fit the others.
     """
-    if config.of_features == "both":
-        arrays = {name: array for name, array in arrays.items() if name.startswith(f"{_FRAMES}/")}
-    return Detector(trunk, _Fitted(config, arrays))
+    size = getattr(trunk, "frame_feature_size", None) or trunk.num_features
+    sizes = {_FRAMES if config.of_features == "both" else "": size}
+    return Detector(trunk, _Fitted(config, arrays_of(path, weights, config, sizes)))

@@ -32,7 +32,7 @@ from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.decoding import DecodedFile, FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.predicting import Trained
-from fvc_lib.tasks.video.classical import FittedModel, arrays_of, description, fitted_model, forensic_families, probe
+from fvc_lib.tasks.video.classical import FittedModel, description, fitted_model, forensic_families, probe
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 
 Floats = npt.NDArray[np.float64]
@@ -233,7 +233,7 @@ class Networks:
         if fold not in self._networks:
             trained = self.folds[fold].trained
             if self.config.of_features:
-                network: Any = probe(self._trunk, self.config, arrays_of(trained.state())).eval()
+                network: Any = probe(self._trunk, self.config, trained.weights, trained.state()).eval()
             else:
                 network, cautions = trained.built(lambda: build_detector(self.config))
                 self.remarks |= dict.fromkeys(cautions)
