@@ -74,33 +74,23 @@ def test_long_empty_and_stacked_tables_say_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, "not recorded"), (float("nan"), "not recorded"), (0.04, "0.0 s"), (9.96, "10.0 s"), (42.4, "42 s"),
-     (59.4, "59 s"), (185, "3 min 05 s"), (3599.6, "1 h 00 min"), (8040, "2 h 14 min"), (-1, "not recorded")],
+    ("shown", "texts"),
+    [
+        (duration_text, {None: "not recorded", float("nan"): "not recorded", 0.04: "0.0 s", 9.96: "10.0 s",
+                         42.4: "42 s", 59.4: "59 s", 185: "3 min 05 s", 3599.6: "1 h 00 min", 8040: "2 h 14 min",
+                         -1: "not recorded"}),
+        (bytes_text, {None: "not recorded", 812_000_000: "812 MB", 1_250_000_000: "1.25 GB", 400: "0.4 kB",
+                      52_000: "52 kB"}),
+        (number_text, {None: "not recorded", float("nan"): "undefined"}),
+        (lambda values: interval_text(*values), {
+            (0.81249, 0.7, 0.9): "0.812 [0.700, 0.900]", (0.8, None, None): "0.800",
+            (0.8, float("nan"), float("nan")): "0.800", (None, 0.1, 0.2): "not recorded"}),
+    ],
 )  # fmt: skip
-def test_durations(seconds: float | None, text: str) -> None:
-    assert duration_text(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(None, "not recorded"), (812_000_000, "812 MB"), (1_250_000_000, "1.25 GB"), (400, "0.4 kB"), (52_000, "52 kB")],
-)
-def test_bytes(size: float | None, text: str) -> None:
-    assert bytes_text(size) == text
-
-
-def test_a_missing_number_and_an_undefined_one_are_told_apart() -> None:
-    assert number_text(None) == "not recorded"
-    assert number_text(float("nan")) == "undefined"
-    assert interval_text(0.81249, 0.7, 0.9) == "0.812 [0.700, 0.900]"
-    assert interval_text(0.8, None, None) == "0.800"
-    assert interval_text(0.8, float("nan"), float("nan")) == "0.800"
-    assert interval_text(None, 0.1, 0.2) == "not recorded"
+def test_durations_bytes_numbers_and_intervals_have_units_and_say_what_is_missing(shown, texts) -> None:
+    assert {value: shown(value) for value in texts} == texts
 
 
 @pytest.mark.parametrize("raw", ["a\nb", "x\x1b[31m", os.fsdecode(b"\xff.mp4"), "right\u202eleft", "\x00"])
 def test_text_stays_on_one_line_and_can_be_encoded(raw: str) -> None:
-    text = clean_text(raw)
-    text.encode()
-    assert text.isprintable()
+    assert clean_text(raw).encode().decode().isprintable()

@@ -16,22 +16,18 @@ def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_one_line_per_metric_with_every_column(tmp_path):
+def test_one_line_per_metric_with_every_column_and_null_with_a_flag_for_a_number_that_json_lacks(tmp_path):
     path = tmp_path / "metrics" / "04_fold_training_fold_1.jsonl"
     with MetricLog(path, run_id="run_x", fold=1, attempt=2) as log:
-        log.log(step=7, epoch=1, phase="train", metrics={"loss": 0.5, "auc": 1})
+        log.log(step=7, epoch=1, phase="train", metrics={"loss": 0.5, "auc": 1, "a": float("nan"), "b": -float("inf")})
     rows = read(path)
-    assert [tuple(row) for row in rows] == [COLUMNS, COLUMNS]
-    assert [(row["metric"], row["value"]) for row in rows] == [("loss", 0.5), ("auc", 1.0)]
+    assert {tuple(row) for row in rows} == {COLUMNS}
+    assert [(row["metric"], row["value"], row["flag"]) for row in rows] == [
+        ("loss", 0.5, None), ("auc", 1.0, None), ("a", None, "nan"), ("b", None, "-inf"),
+    ]  # fmt: skip
     assert {(row["run_id"], row["step"], row["epoch"], row["fold"], row["attempt"]) for row in rows} == {
         ("run_x", 7, 1, 1, 2)
     }
-
-
-def test_a_number_json_does_not_have_is_null_with_a_flag(tmp_path):
-    with MetricLog(tmp_path / "m.jsonl", run_id="r") as log:
-        log.log(step=0, epoch=0, phase="train", metrics={"a": float("nan"), "b": float("-inf")})
-    assert [(row["value"], row["flag"]) for row in read(tmp_path / "m.jsonl")] == [(None, "nan"), (None, "-inf")]
 
 
 @pytest.mark.parametrize("size", range(17))
