@@ -183,8 +183,9 @@ def plan_jobs(
         site: the cluster's settings.
         stages: all stages that FVC has.
     """
-    sharded = {stage.name for stage in _stages_of(tasks) if site.shard_tasks > 1 and stage.sharded(config)}
-    groups = _groups(tasks, stages, sharded)
+    asked = list({task.stage.name: task.stage for task in tasks}.values())
+    sharded = {stage.name for stage in asked if site.shard_tasks > 1 and stage.sharded(config)}
+    groups = _groups(asked, stages, sharded)
     name_of = {stage.name: _job_name(group) for group in groups for stage in group}
     needs = {stage.name: stage.comes_after for stage in stages}
     jobs: list[SlurmJob] = []
@@ -210,14 +211,14 @@ def plan_jobs(
     return jobs
 
 
-def _groups(tasks: Sequence[Task], stages: Sequence[Stage], sharded: Collection[str]) -> list[list[Stage]]:
+def _groups(asked: Sequence[Stage], stages: Sequence[Stage], sharded: Collection[str]) -> list[list[Stage]]:
     """Return one list of stages per job. Jobs are sorted by the number of arrays that must end before them.
 
     Stages without folds share a job if the same number of arrays must end before them. A stage with folds gets a
     separate job. So does a stage without folds that trains and needs other stages.
 
     Args:
-        tasks: the tasks to run.
+        asked: the stages to run, in the order of ``tasks_in_order``.
         stages: all stages that FVC has.
         sharded: names of the stages whose shards run as an array before their notebook.
     """
@@ -228,14 +229,10 @@ def _groups(tasks: Sequence[Task], stages: Sequence[Stage], sharded: Collection[
         return max((arrays + (stage.name in sharded) for arrays in before), default=0)
 
     groups: dict[tuple[int, str], list[Stage]] = {}
-    for stage in _stages_of(tasks):
+    for stage in asked:
         alone = stage.per_fold or (stage.trains and stage.needs)
         groups.setdefault((level(stage), stage.name if alone else ""), []).append(stage)
     return [groups[key] for key in sorted(groups)]
-
-
-def _stages_of(tasks: Sequence[Task]) -> list[Stage]:
-    return list({task.stage.name: task.stage for task in tasks}.values())
 
 
 def _job_name(group: Sequence[Stage]) -> str:

@@ -33,14 +33,21 @@ def measure_packets(stream: Stream) -> dict[str, float]:
     The ``FeatureFamily`` below describes the features.
     """
     logarithm = np.log2(np.maximum(stream.sizes, 1).astype(np.float64))
-    is_b = _reordered(stream.pts_seconds) & ~stream.is_key
+    timed = np.isfinite(stream.pts_seconds)
+    known = np.where(timed, stream.pts_seconds, -np.inf)
+    # B-frames are shown before a packet that was decoded earlier; packets with an unknown time count as none.
+    is_b = timed & (known < np.maximum.accumulate(known)) & ~stream.is_key
     is_p = ~stream.is_key & ~is_b
     off = np.zeros(len(logarithm))
     for kind in (stream.is_key, is_b, is_p):
         if kind.any():
             off[kind] = logarithm[kind] - median_filter(logarithm[kind], _AROUND, mode="nearest")
     inter = ~stream.is_key
-    strength, period = periodicity(_shown_place(stream.pts_seconds)[is_p], off[is_p])
+    # Index of every packet in presentation order; in decoding order if any time is unknown.
+    place = np.arange(len(known))
+    if timed.all():
+        place = np.argsort(np.argsort(known, kind="stable"), kind="stable")
+    strength, period = periodicity(place[is_p], off[is_p])
     lengths = np.diff(np.flatnonzero(stream.is_key))
     return {
         "key_step": _median(logarithm[stream.is_key]) - _median(logarithm[inter]),
@@ -54,22 +61,6 @@ def measure_packets(stream: Stream) -> dict[str, float]:
         "odd_groups": float((lengths != np.bincount(lengths).argmax()).mean()) if lengths.size else np.nan,
         "shift": shift(logarithm[is_p]),
     }
-
-
-def _reordered(seconds: Floats) -> npt.NDArray[np.bool_]:
-    """Return bool (P,), true for packets that are shown before a packet that was decoded earlier (B-frames).
-
-    Packets with an unknown time are false.
-    """
-    known = np.where(np.isfinite(seconds), seconds, -np.inf)
-    return np.asarray(np.isfinite(seconds) & (known < np.maximum.accumulate(known)))
-
-
-def _shown_place(seconds: Floats) -> IntArray:
-    """Return int64 (P,), every packet's index in presentation order; in decoding order if any time is unknown."""
-    if not np.isfinite(seconds).all():
-        return np.arange(len(seconds))
-    return np.argsort(np.argsort(seconds, kind="stable"), kind="stable").astype(np.int64)
 
 
 def periodicity(place: IntArray, off: Floats) -> tuple[float, float]:
