@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -14,7 +12,7 @@ import pytest
 from fvc_lib.execution.kernel_server import KernelServer
 from fvc_lib.execution.papermill_engine import KernelRequest, execute
 from fvc_lib.execution.run.task import kernel_environment
-from tests.execution.conftest import write_notebook
+from tests.execution.conftest import wait_for, write_notebook
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks kernels")
 PARAMETERS = "seed: int = 0\n"
@@ -89,7 +87,7 @@ def test_without_its_server_a_kernel_is_started_by_itself(tmp_path):
 
 
 def test_a_killed_runner_takes_its_kernels_and_the_server_with_it(tmp_path):
-    notebook = write_notebook(tmp_path / "notebook.ipynb", ["import time; time.sleep(600)"], PARAMETERS)
+    write_notebook(tmp_path / "notebook.ipynb", ["import time; time.sleep(600)"], PARAMETERS)
     script = (
         "import os, sys; from pathlib import Path\n"
         "from fvc_lib.execution.kernel_server import KernelServer\n"
@@ -101,16 +99,8 @@ def test_a_killed_runner_takes_its_kernels_and_the_server_with_it(tmp_path):
         "request = KernelRequest(folder / 'r.ipynb', folder, environment, folder / 'log', server, note)\n"
         "execute(folder / 'notebook.ipynb', {}, request)\n"
     )
-    runner = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
-    assert notebook.exists()
-    pids = tmp_path / "pids"
-    end = time.monotonic() + 120
-    while not (pids.exists() and len(pids.read_text().split()) == 2):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    runner.send_signal(signal.SIGKILL)
+    runner, pids = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]), tmp_path / "pids"
+    wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2, "the kernel to start")
+    runner.kill()
     runner.wait()
-    for pid in map(int, pids.read_text().split()):
-        while psutil.pid_exists(pid):
-            assert time.monotonic() < end
-            time.sleep(0.05)
+    wait_for(lambda: not any(map(psutil.pid_exists, map(int, pids.read_text().split()))), "kernel and server to end")

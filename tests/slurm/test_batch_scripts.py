@@ -6,13 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fvc_lib import CHECKOUT
+from tests.execution.conftest import wait_for
 
 SCRIPTS = sorted((CHECKOUT / "slurm").glob("*.sh"))
 # Says how it was called and what it was sent, and leaves as `ends` says: {last word: exit code}. `slow` words wait for
@@ -89,17 +88,10 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def send(process: subprocess.Popen[str], number: signal.Signals) -> None:
     """Send a signal, and wait until the shell has it: it acts on it before its next command."""
     process.send_signal(number)
-    wait_until(lambda: not _waits(process.pid, number))
+    wait_for(lambda: not _waits(process.pid, number), "the signal")
 
 
 def _waits(pid: int, number: signal.Signals) -> bool:
@@ -151,9 +143,9 @@ def test_one_folds_failure_stops_no_other_and_gives_the_exit_code(home):
 def test_a_signal_is_passed_on_once_and_waited_for(home, name):
     home.behave(slow=("train_fold_0",), long=("train_fold_0",))
     process = home.start("folds.sh", "/run", "train", "0", "1")
-    wait_until(lambda: "ready" in home.said())
+    wait_for(lambda: "ready" in home.said(), "the program")
     process.send_signal(getattr(signal, name))
-    wait_until(lambda: name in home.said())
+    wait_for(lambda: name in home.said(), name)
     send(process, signal.SIGTERM)  # the second comes while the first one's wish is being met
     home.let_save()
     assert process.communicate(timeout=300)[0] is None

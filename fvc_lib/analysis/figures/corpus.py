@@ -3,16 +3,13 @@
 A tie is a number in [0, 1] that says how closely a feature follows another property of the video.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
 from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.wording import count_text, figure_text, interval_text
+from fvc_lib.analysis.wording import count_text
 from fvc_lib.metrics.classification import roc_auc
-from fvc_lib.metrics.intervals import group_interval
 
 _MOST_VALUES = 14
 _GROUP_COLORS = {
@@ -148,49 +145,3 @@ def _tie(known: pl.DataFrame, name: str, other: str) -> float | None:
         shares = pairs.select(pl.col(name).mean().over("codec").var(ddof=0) / pl.col(name).var(ddof=0))
         return float(np.sqrt(shares.item()))
     return abs(float(pairs.select(pl.corr(name, other, method="spearman")).item()))
-
-
-def families_figure(features: pl.DataFrame, families: Mapping[str, Mapping[str, str]]) -> go.Figure:
-    """Return box plots for reals and for fakes of one feature per family, the one that differs most between them.
-
-    Boxes are quartiles, and whiskers end at the 5th and the 95th percentile.
-
-    Args:
-        features: rows of FEATURES.
-        families: maps the name of each family to the columns of ``features`` to choose from, with their units.
-    """
-    known = []  # how far the AUC is from 0.5, column and unit
-    without = []
-    for family, units in families.items():
-        found = []
-        for column, unit in units.items():
-            rows = features.filter(pl.col(column).is_finite())
-            # A feature with one label, or fewer than three groups, has no interval.
-            if rows["label"].n_unique() == 2 and rows["group_id"].n_unique() > 2:
-                above = float(roc_auc(theme.fake_labels(rows), rows[column].cast(pl.Float64)))
-                found.append((abs(above - 0.5), column, unit))
-        known += sorted(found, reverse=True)[:1]
-        without += [] if found else [family]
-    if not known:
-        return theme.nothing_to_show("Features", "No feature has values of both labels in three groups.")
-    best = max(known)[1]
-    rows = features.filter(pl.col(best).is_finite())
-    scores, groups = rows[best].cast(pl.Float64).to_numpy(), rows["group_id"].to_list()
-    auc = group_interval(theme.fake_labels(rows), scores, groups, roc_auc, replicates=500, seed=0)
-    finding = f"Real and fake videos differ most in {best}, AUC {interval_text(auc.value, auc.low, auc.high)}"
-    basis = f"{theme.videos_and_groups(rows)}; the most different feature of each family"
-    basis += f"; nothing to compare: {', '.join(without)}" if without else ""
-    # Two columns, so that names do not overlap on a phone.
-    drawn, places = theme.panel_grid(
-        finding, basis, [column for _, column, _ in known], columns=2, panel_height=150, shared_yaxes=True,
-    )  # fmt: skip
-    for (_, column, unit), where in zip(known, places, strict=True):
-        for label, color in theme.LABEL_COLORS.items():
-            values = features.filter(pl.col(column).is_finite(), label=label)[column].cast(pl.Float64)
-            low, first, middle, third, high = np.quantile(values, [0.05, 0.25, 0.5, 0.75, 0.95])
-            ends = {"q1": [first], "median": [middle], "q3": [third], "lowerfence": [low], "upperfence": [high]}
-            look = {"line": {"color": color}, "fillcolor": theme.translucent(color, 0.25), "hoverinfo": "x"}
-            drawn.add_trace(go.Box(y=[label], orientation="h", name=label, **look, **ends), **where)
-        drawn.update_xaxes(title_text=figure_text(unit), nticks=4, tickangle=0, **where)
-    drawn.update_yaxes(showgrid=False, type="category", autorange="reversed")
-    return drawn.update_layout(showlegend=False)

@@ -1,6 +1,6 @@
 """Still pictures of plotly figures, drawn by matplotlib, for readers without plotly: GitHub, nbconvert, paper.
 
-Only what the figures of ``fvc_lib.analysis.figures`` use is drawn: lines, points, bars, boxes, heat maps, reference
+Only what the figures of ``fvc_lib.analysis.figures`` use is drawn: lines, points, bars, heat maps, reference
 lines, notes and legends. Hover texts are left out.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 from PIL import Image
 
-from fvc_lib.analysis.figures.theme import INK, LABEL_COLORS, NEUTRAL, SERIES
+from fvc_lib.analysis.figures.theme import INK, NEUTRAL, SERIES
 from fvc_lib.analysis.wording import plain_text
 
 _WIDTH, _DPI = 900, 100  # pixels, and pixels per inch
@@ -94,13 +94,6 @@ def _draw_trace(panel: Any, trace: dict[str, Any], color: str, *, is_stacked: bo
         panel.barh(y, x, 0.7, starts, **look)
     elif kind == "bar":
         panel.bar(x, y, trace.get("width", 0.7), **look)
-    elif kind == "box":
-        names = {"med": "median", "q1": "q1", "q3": "q3", "whislo": "lowerfence", "whishi": "upperfence"}
-        box = {name: trace[of][0] for name, of in names.items()}
-        looks = {f"{part}props": {"color": paint} for part in ("box", "median", "whisker", "cap")}
-        place = list(LABEL_COLORS).index(y[0])
-        panel.bxp([box], [place], orientation="horizontal", showfliers=False, manage_ticks=False, **looks)
-        panel.set_yticks(range(len(LABEL_COLORS)), LABEL_COLORS)
     elif kind == "heatmap":
         from matplotlib.colors import LinearSegmentedColormap
 

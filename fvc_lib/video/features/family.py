@@ -131,13 +131,6 @@ class FeatureFamily:
         pools = ("",) if self.of == "stream" else tuple(f"_{pool}" for pool in POOLS)
         return {f"{self.name}_{each.name}{pool}": each for each in self.features for pool in pools}
 
-    def main_columns(self) -> dict[str, Feature]:
-        """Return a mapping with one entry per feature, from the name of its main column to the feature.
-
-        The main column holds the mean over the video. For a family of ``stream`` it is the feature's only column.
-        """
-        return dict(zip(list(self.columns())[:: 1 if self.of == "stream" else len(POOLS)], self.features, strict=True))
-
     def pooled(self, measured: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Return a mapping from all column names to a video's values; NaN where nothing could be measured.
 
