@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fvc_lib.analysis.figures.comparisons import cost_figure
 from fvc_lib.analysis.read import detector_comparison
 from fvc_lib.analysis.read.comparison import (
     JudgedRun,
@@ -261,3 +262,4 @@ def test_the_files_hold_numbers_and_each_publication_once(found, tmp_path):
     bibliography = files["references.bib"].read_text()
     assert bibliography.count("@inproceedings{tran2018closer,") == 1
     assert bibliography.count("% corpus clips") == 1
+    assert [trace.name for trace in cost_figure(found).data if trace.name] == ["frame_cnn"]

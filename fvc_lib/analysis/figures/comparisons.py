@@ -13,6 +13,7 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import Row
 from fvc_lib.analysis.pages.display import HtmlSentences
 from fvc_lib.analysis.read.comparison import compare, lines
+from fvc_lib.analysis.read.detector_comparison import DetectorComparison
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, judge, overall_scores
 from fvc_lib.analysis.read.queries import Selection
 from fvc_lib.analysis.read.robustness import UNDISTURBED
@@ -84,6 +85,45 @@ def levels_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figu
         rows, names="Disturbance", values=_NAME,
     )  # fmt: skip
     return drawn.add_vline(x=before["value"], line={"color": theme.NEUTRAL, "width": 1}, layer="above")
+
+
+# --- Detectors: quality against cost
+
+_COSTS = {"milliseconds_per_clip": "Forward pass of one clip (ms)", "num_parameters": "Parameters"}
+
+
+def cost_figure(comparison: DetectorComparison, cost: str = "milliseconds_per_clip") -> go.Figure:
+    """Return a figure of the ROC AUC of each detector against its cost. The axis of the cost is logarithmic.
+
+    Bars are intervals over groups. A point is hollow if a run of the detector is not above its controls, the simple
+    predictors that it must beat.
+
+    Args:
+        comparison: the detectors to draw. Those without the cost are left out.
+        cost: ``milliseconds_per_clip`` or ``num_parameters``.
+    """
+    shown = [detector for detector in comparison.detectors if detector.cost.get(cost)]
+    if not shown:
+        return theme.nothing_to_show("Quality against cost", f"{_COSTS[cost]} is not recorded for any detector.")
+    best = max(shown, key=lambda detector: detector.intervals[_MAIN].value)
+    counted = comparison.detectors[0].intervals[_MAIN]
+    drawn = theme.figure(
+        f"{best.name} has the highest {_NAME}",
+        f"{theme.in_groups(counted.num_rows, 'video', counted.num_groups)}; bars: {comparison.confidence:.0%} "
+        "intervals over groups of the mean over seeds; hollow: not above controls",
+        height=420,
+    )
+    for number, detector in enumerate(shown):
+        value, low, high, *_ = detector.intervals[_MAIN].row()
+        color = theme.SERIES[number % len(theme.SERIES)]
+        fill = color if detector.is_above_controls else "white"
+        look = {"mode": "markers", "marker": {"size": 12, "color": fill, "line": {"color": color, "width": 2}}}
+        point = theme.add_line(drawn, [detector.cost[cost]], [value], detector.name, color, **look)
+        if value is not None and low is not None and high is not None:
+            point.error_y = theme.error_bar([value], [low], [high], color)
+    drawn.add_hline(y=0.5, line={"color": theme.CONTROL, "width": 1, "dash": "dash"}, layer="above")
+    drawn.update_xaxes(title_text=_COSTS[cost], type="log")
+    return drawn.update_yaxes(title_text=_NAME).update_layout(legend=theme.LEGEND_BELOW)
 
 
 # --- Pairs of runs

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import polars as pl
 
 from fvc_lib.analysis import wording
-from fvc_lib.analysis.dashboard.panels import PANELS, Shown
+from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Shown
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.pages.display import HtmlSentences, HtmlTable
 from fvc_lib.analysis.read.headline import measured_scores, run_verdict
@@ -21,6 +21,8 @@ from fvc_lib.services.tables import PARTS
 
 DIRECTIONS = ("video_to_text", "text_to_video")
 _MOST_CLASSES = 32  # in a confusion matrix
+_MOST_TARGETS = 8
+_MOST_POINTS = 800  # test images that are drawn for a target
 
 
 # --- Numbers next to their controls
@@ -107,6 +109,16 @@ def target_table(images: pl.DataFrame, targets: pl.DataFrame) -> pl.DataFrame:
     return known.group_by("target", "unit", maintain_order=True).agg(**counts, **statistics)
 
 
+def training_means(images: pl.DataFrame, targets: pl.DataFrame) -> dict[str, float]:
+    """Return a dict from target (a number that a network predicts for an image) to its mean over training images.
+
+    The control "mean predictor" predicts this mean for every image. ``images`` are rows of ``tables.IMAGES``, and
+    ``targets`` are rows of ``tables.IMAGE_TARGETS``.
+    """
+    training = target_table(images.filter(part="train"), targets)
+    return dict(training.select("target", "mean").iter_rows())
+
+
 def rejected_table(rejected: pl.DataFrame) -> pl.DataFrame:
     """Return one row per reason for rejecting files, the most frequent first.
 
@@ -174,6 +186,48 @@ def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
     return drawn.update_xaxes(title_text="Was called (row number)", showgrid=False, type="category", tickangle=0)
 
 
+def target_scatter_figure(
+    predictions: pl.DataFrame, results: pl.DataFrame, means: Mapping[str, float], *, confidence: float = 0.95
+) -> go.Figure:
+    """Return scatter plots of predicted against true numbers of the test images, one panel per target.
+
+    At most eight targets are drawn.
+
+    Args:
+        predictions: rows of TARGET_PREDICTIONS.
+        results: rows of TASK_RESULTS of the same run.
+        means: maps a target to its mean over the training images (``training_means``).
+        confidence: coverage of the intervals.
+    """
+    if predictions.is_empty():
+        return theme.nothing_to_show("Predicted numbers", "No number of a test image was predicted.")
+    targets = predictions.select("target", "unit").unique(maintain_order=True).rows()[:_MOST_TARGETS]
+    titles = []
+    for target, unit in targets:
+        measured = results.filter(source="model", subject=f"target:{target}", metric="mae")
+        ends = measured.select("value", "low", "high").rows()
+        errors = [interval_text(value, low, high, 1) for value, low, high in ends]
+        titles.append(f"{theme.shortened(target, 24)}: off by {' '.join(errors) or 'not recorded'} {unit}".strip())
+    counted = theme.in_groups(predictions["image_id"].n_unique(), "test image", predictions["group_id"].n_unique())
+    drawn, places = theme.panel_grid(
+        f"{titles[0]} on average",
+        f"{counted}; {confidence:.0%} intervals over groups; at most {_MOST_TARGETS} targets, the table has all",
+        titles, columns=2, panel_height=290, horizontal_spacing=0.09,
+    )  # fmt: skip
+    for (target, unit), where in zip(targets, places, strict=True):
+        rows = predictions.filter(target=target).sort("image_id").head(_MOST_POINTS)
+        true, predicted = rows["value"].to_list(), rows["predicted"].to_list()
+        ends = [min(true + predicted), max(true + predicted)]
+        look = {"where": where, "showlegend": where == places[0]}
+        theme.add_line(drawn, ends, ends, "Exact", theme.NEUTRAL, width=1, dash="dash", **look)
+        if target in means:
+            theme.add_line(drawn, ends, [means[target]] * 2, "Mean predictor", theme.CONTROL, **look)
+        marker = {"size": 5, "color": theme.translucent(theme.REAL, 0.5)}
+        theme.add_line(drawn, true, predicted, "Test image", theme.REAL, mode="markers", marker=marker, **look)
+        drawn.update_xaxes(title_text=figure_text(f"True {target} ({unit or 'no unit'})"), **where)
+    return drawn.update_yaxes(title_text="Predicted, in the unit below", col=1)
+
+
 # --- Panels of the dashboard
 
 _TASKS = ("image", "video_text")
@@ -196,3 +250,11 @@ def _metrics_panel(selection: Selection) -> Shown:
 PANELS.register_panel("confusion", at=50, tasks=("image",))(
     lambda selection: confusion_figure(table_of(selection, "image_predictions"))
 )
+
+
+@PANELS.register_panel("targets", at=52, tasks=("image",))
+def _targets_panel(selection: Selection) -> Shown:
+    predicted, results = table_of(selection, "target_predictions"), table_of(selection, "task_results")
+    means = training_means(table_of(selection, "images"), table_of(selection, "image_targets"))
+    figure = target_scatter_figure(predicted, results, means, confidence=confidence_of(selection))
+    return NOTHING if predicted.is_empty() else figure

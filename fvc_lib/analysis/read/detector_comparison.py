@@ -89,6 +89,11 @@ class Detector:
         """The names of the detector's networks, without repetition. An ensemble may have several."""
         return tuple(dict.fromkeys(part.model for part in self.runs[0].parts))
 
+    @property
+    def is_above_controls(self) -> bool:
+        """Whether all runs of the detector are above every control, the simple predictors that it must beat."""
+        return self.num_above_controls == len(self.runs)
+
 
 @dataclass(frozen=True)
 class DetectorComparison:

@@ -4,7 +4,10 @@ The verdict is fake if few reals look as fake as the video, and real if few fake
 error rate, a share that the user sets (``metrics/abstention.py``). If neither or both hold, the verdict is undecided.
 
 A run may also have a network trained on all groups. No group is left to test this network, so its verdicts rest on the
-out-of-fold scores of the folds' networks.
+out-of-fold scores of the folds' networks. ``agreement_table`` compares its scores with the out-of-fold scores, on the
+videos that chose its temperature. Where these are a validation part that also chose its epoch, the network looks a
+little better on them than it is. With cross-fitting, all videos choose the temperature, by scores of networks
+that were trained without their groups.
 """
 
 from collections.abc import Iterator, Sequence
@@ -222,3 +225,24 @@ def at_prior(logits: FloatArray, base_rates: Sequence[float | None], prior: floa
         return None
     odds = logits + log_odds(prior) - log_odds(np.array(known))
     return float(probabilities(odds, 1.0).mean())
+
+
+def agreement_table(known: KnownVideos) -> pl.DataFrame:
+    """Compare the network trained on all groups with the folds' networks, on the videos that calibrated it.
+
+    Returns one row per label with columns ``label videos groups this_network out_of_fold difference``. ``videos`` and
+    ``groups`` are counts. ``this_network`` and ``out_of_fold`` are medians of the calibrated probabilities of fake.
+    ``difference`` is the median over videos of the difference of the log odds, this network minus out-of-fold.
+    """
+    both = known.tested.drop_nulls("final_logit")
+    by_this = pl.Series(probabilities(both["final_logit"].to_numpy(), 1.0))
+    difference = both["final_logit"] - both["logit"] / both["temperature"]
+    both = both.with_columns(by_this=by_this, difference=difference)
+    table = both.group_by("label").agg(
+        videos=pl.len(),
+        groups=pl.col("group_id").n_unique(),
+        this_network=pl.col("by_this").median(),
+        out_of_fold=pl.col("score").median(),
+        difference=pl.col("difference").median(),
+    )
+    return table.sort("label", descending=True)
