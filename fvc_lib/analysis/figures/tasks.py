@@ -5,7 +5,7 @@ Unless a docstring says otherwise, ``results`` are rows of TASK_RESULTS in ``ser
 an image. ``confidence`` is the coverage of the intervals.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import plotly.graph_objects as go
 import polars as pl
