@@ -197,9 +197,8 @@ def end_work(run: RunPaths, exit_code: int, seconds: float) -> None:
     """
     with updated_status(run) as status:
         status.duration_seconds = round((status.duration_seconds or 0.0) + seconds, 3)
-        all_done = all(stage.state == "done" for stage in status.stages.values())
         unfinished: RunState = STATE_OF_EXIT.get(exit_code, "failed" if exit_code else "interrupted")
-        status.state = "done" if all_done and not exit_code else unfinished
+        status.state = unfinished if exit_code or any(one.state != "done" for one in status.stages.values()) else "done"
         status.exit_code, status.finished_utc = exit_code, utc_now()
 
 
@@ -218,7 +217,9 @@ def leave_to_jobs(run: RunPaths, tasks: Iterable[Task]) -> None:
 def status_now(run: RunPaths) -> RunStatus:
     """Return the status of ``run``, corrected for processes that have died. The file is not changed.
 
-    A task or run that is recorded as running, but that no process works on, is returned as interrupted.
+    A task or run that is recorded as running, but that no process works on, is returned as interrupted. A task that is
+    recorded as done has lost its record if a notebook that a user runs began to train it again. It is returned as
+    pending, because a notebook holds no lock that shows whether it is still at work, and its run as interactive.
 
     Raises:
         DataError: as in ``read_status``.
@@ -227,6 +228,10 @@ def status_now(run: RunPaths) -> RunStatus:
     for key, stage in status.stages.items():
         if stage.state == "running" and not is_task_worked_on(run.root, key):
             stage.state, stage.reason = "interrupted", "its runner is gone; --resume goes on"
+        elif stage.state == "done" and not (run.stage_checkpoint(key).exists() or is_task_worked_on(run.root, key)):
+            status.state, stage.state, stage.reason = (
+                "interactive", "pending", "trained again in a notebook; --resume goes on when that has ended"
+            )  # fmt: skip
     if status.shared:
         status.follow_tasks()
     elif status.state == "running" and not is_worked_on(run.root):

@@ -339,8 +339,7 @@ def arrays_of(path: Path, weights: Mapping[str, Tensor], config: RunConfig, size
         UsageError: an array is missing or does not fit the others.
     """
     own = {name: tensor.numpy() for name, tensor in weights.items() if name.rpartition("/")[0] in sizes}
-    is_logistic = model_of(config).logits is classical.LOGISTIC.logits
-    for view, size in sizes.items() if is_logistic else ():
+    for view, size in sizes.items() if model_of(config).logits is classical.LOGISTIC.logits else ():
         begin = f"{view}/" * bool(view)
         more = size + own.get(f"{begin}indicator", np.empty(())).size
         wanted = {"median": size, "indicator": more - size, "mean": more, "scale": more, "weight": more, "intercept": 1}
