@@ -96,19 +96,6 @@ STAGES_BEFORE_LEARNING = (
 )  # fmt: skip
 
 
-def loaded_too_early(checks: list[tuple[str, tuple[str, ...]]]) -> list[str]:
-    """Import modules one after the other in a new process; return the packages that they load and must not."""
-    code = (
-        "import importlib, sys\n"
-        f"for name, packages in {checks}:\n"
-        "    importlib.import_module(f'fvc_lib.{name}')\n"
-        "    for package in set(packages) & set(sys.modules):\n"
-        "        print(package, 'loaded by', name)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout.splitlines()
-
-
 @pytest.mark.slow
 def test_no_start_and_no_early_stage_loads_what_learns():
     """Each package takes a second to load, in every kernel."""
@@ -116,7 +103,15 @@ def test_no_start_and_no_early_stage_loads_what_learns():
     last = ("services.tables", ("polars",))  # shows that a loaded package is seen
     starts = [(name, ("torch", "sklearn")) for name in ("command_line.main", "execution.papermill_entry")]
     checks = [*starts, *early, *((name, ("torch",)) for name in NOT_LEARNING), last]
-    assert loaded_too_early(checks) == ["polars loaded by services.tables"]
+    code = (  # imports modules one after the other, and prints the packages that they load and must not
+        "import importlib, sys\n"
+        f"for name, packages in {checks}:\n"
+        "    importlib.import_module(f'fvc_lib.{name}')\n"
+        "    for package in set(packages) & set(sys.modules):\n"
+        "        print(package, 'loaded by', name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.splitlines() == ["polars loaded by services.tables"]
 
 
 FILES = {"cfg", "conf", "csv", "feather", "html", "json", "lock", "pt", "py", "safetensors", "txt", "yaml"}

@@ -24,32 +24,26 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
-def sentence_lengths(text: str) -> list[int]:
-    """Return the number of words of each sentence. Code, tables and headings have none."""
-    prose = re.sub(r"^ *(\||#).*$", "", FENCE.sub("\n\n", text), flags=re.MULTILINE)
-    prose = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "code", prose))
-    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", prose)
-    sentences = [one for block in blocks for one in re.split(r"(?<=[.!?])[*)]*\s+", " ".join(block.split()))]
-    return [count for one in sentences if (count := len(re.findall(r"\w[\w'.,%-]*", one))) > 1]
-
-
 def test_sentences_are_short():
-    lengths = [length for page in PAGES for length in sentence_lengths(page.read_text())]
+    lengths = []  # words of each sentence; code, tables and headings have none
+    for page in PAGES:
+        prose = re.sub(r"^ *(\||#).*$", "", FENCE.sub("\n\n", page.read_text()), flags=re.MULTILINE)
+        prose = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "code", prose))
+        blocks = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", prose)
+        sentences = [one for block in blocks for one in re.split(r"(?<=[.!?])[*)]*\s+", " ".join(block.split()))]
+        lengths += [count for one in sentences if (count := len(re.findall(r"\w[\w'.,%-]*", one))) > 1]
     assert len(lengths) > 0
     assert sum(lengths) / len(lengths) <= 17
     assert sum(length > 30 for length in lengths) <= 0.02 * len(lengths)
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
-def commands_of(page: Path) -> list[list[str]]:
-    fenced = "\n".join(code for kind, code in FENCE.findall(page.read_text()) if kind in {"", "bash", "sh"})
-    lines = fenced.replace("\\\n", " ").splitlines()
-    return [shlex.split(line, comments=True)[1:] for line in lines if re.match(r"\s*fvc ", line)]
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_of_the_pages_have_the_options_that_they_name(page):
-    for words in commands_of(page):
+    fenced = "\n".join(code for kind, code in FENCE.findall(page.read_text()) if kind in {"", "bash", "sh"})
+    lines = fenced.replace("\\\n", " ").splitlines()
+    for line in (line for line in lines if re.match(r"\s*fvc ", line)):
+        words = shlex.split(line, comments=True)[1:]
         name = words[0] if words[0] in main.list_commands(click.Context(main)) else ""
         command = main.get_command(click.Context(main), name) if name else main
         arguments = command.parse_args(click.Context(command, resilient_parsing=True), words[bool(name) :])

@@ -88,8 +88,10 @@ def test_conda_brings_python_and_lets_pip_install_the_lock():
     assert PROJECT["requires-python"] == ">=3.11"
 
 
-def imported_packages() -> set[str]:
-    """Return the top-level names that the library and its notebooks import, at any depth of a file."""
+def test_what_is_imported_is_declared():
+    installed = importlib.metadata.packages_distributions()
+    extras = [text for name, texts in EXTRAS.items() if name not in {"dev", "bench"} for text in texts]
+    declared = {normalized(Requirement(text).name) for text in (*PROJECT["dependencies"], *extras)}
     notebooks = [json.loads(path.read_text()) for path in (ROOT / "notebooks").glob("*.ipynb")]
     cells = [cell for notebook in notebooks for cell in notebook["cells"] if cell["cell_type"] == "code"]
     sources = [path.read_text() for path in (ROOT / "fvc_lib").rglob("*.py")]
@@ -101,14 +103,7 @@ def imported_packages() -> set[str]:
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module.partition(".")[0])
-    return found - sys.stdlib_module_names - {"fvc_lib"}
-
-
-def test_what_is_imported_is_declared():
-    installed = importlib.metadata.packages_distributions()
-    extras = [text for name, texts in EXTRAS.items() if name not in {"dev", "bench"} for text in texts]
-    declared = {normalized(Requirement(text).name) for text in (*PROJECT["dependencies"], *extras)}
-    imported = imported_packages()
+    imported = found - sys.stdlib_module_names - {"fvc_lib"}
     assert len(imported) > 25
     undeclared = {name for name in imported & set(installed) if not declared & set(map(normalized, installed[name]))}
     assert undeclared == set()

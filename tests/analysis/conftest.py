@@ -68,15 +68,82 @@ def write_run(runs_dir: Path, experiment: str, name: str, *, seed: int = 0, skil
         (pl.col("group_id").str.slice(6).cast(pl.Int64) // 2 % 5).alias("fold")
     )
     write_table(folds, tables.FOLDS, run.folds)
-    write_augmented(run, index)
+    copies = [
+        {
+            "clip_id": f"{video['video_id']}_{number}", "video_id": video["video_id"], "group_id": video["group_id"],
+            "label": video["label"], "augmentation_index": number, "settings_hash": "00",
+            "operations": json.dumps([{"name": "flip"}, {"name": ("blur", "noise")[number % 2]}] if number else []),
+            "clip_path": f"{video['video_id']}/{number}.npy",
+        }
+        for video in index.iter_rows(named=True) for number in range(3)
+    ]  # fmt: skip
+    write_table(framed(copies, tables.AUGMENTED), tables.AUGMENTED, run.augmented_metadata)
     predictions = write_predictions(run, folds, seed, skill)
     write_table(results_of(predictions, seed), tables.RESULTS, run.results)
-    write_table(slices_of(index, predictions), tables.SLICES, run.slices)
-    write_table(audit_of(predictions), tables.LEAKAGE_AUDIT, run.leakage_audit)
+    known = predictions.join(index.select("video_id", "codec", "platform"), on="video_id")
+    known = known.with_columns(platform=pl.col("platform").fill_null("not known"))
+    slices = []
+    for by in ("codec", "platform"):
+        for (value,), part in sorted(known.group_by(by)):
+            labels = (part["label"] == "fake").cast(pl.Int64).to_numpy()
+            interval = group_interval(labels, part["score"], part["group_id"].to_list(), roc_auc, replicates=100)
+            number, low, high = (
+                float(end) if np.isfinite(end) else None for end in (interval.value, interval.low, interval.high)
+            )
+            slices.append(
+                {
+                    "slice_by": by, "value": value, "metric": "roc_auc", "number": number, "low": low, "high": high,
+                    "num_videos": part.height, "num_real": int((labels == 0).sum()), "num_fake": int(labels.sum()),
+                    "num_groups": part["group_id"].n_unique(), "is_small": part["group_id"].n_unique() < 16,
+                }
+            )  # fmt: skip
+    write_table(framed(slices, tables.SLICES), tables.SLICES, run.slices)
+    shared = predictions.group_by("group_id").agg(pl.col("fold").n_unique()).filter(pl.col("fold") > 1).height
+    checks = [
+        {"check": "groups_in_two_folds", "count": shared, "number": None, "finding": "No group is in two folds.",
+         "passed": shared == 0},
+        {"check": "videos", "count": predictions.height, "number": None, "finding": "So many were judged.",
+         "passed": None},
+    ]  # fmt: skip
+    write_table(framed(checks, tables.LEAKAGE_AUDIT), tables.LEAKAGE_AUDIT, run.leakage_audit)
     for fold in range(5):
-        write_metrics(run, fold, seed)
-        write_memory(run, fold)
-    write_status(run)
+        generator = np.random.default_rng([seed, 3, fold])
+        with MetricLog(run.metrics("04_fold_training", fold), run_id=run.run_id, fold=fold) as log:
+            for step in range(1, 61):
+                loss = 0.3 + 0.42 * np.exp(-step / 20) + generator.normal(0, 0.03)
+                log.log(step=step, epoch=step // 6, phase="train", metrics={"loss": loss, "learning_rate": 1e-3})
+                if step % 6 == 0:
+                    epoch = {"loss": 0.42 + 0.27 * np.exp(-step / 15) + generator.normal(0, 0.02), "roc_auc": 0.8}
+                    log.log(step=step, epoch=step // 6, phase="validation", metrics=epoch)
+        memory = StoryWriter(run, fold=fold)
+        for second in range(40):
+            used = 420 + 14 * fold + 300 * (1 - np.exp(-second / 6)) + 20 * np.sin(second)
+            memory.sample(used, "train" if second > 4 else "setup", epoch=second // 8, step=second, children_mb=30)
+    keys = [
+        "01_data_index",
+        "02_folds",
+        "03_augmentation",
+        *(f"04_fold_training_fold_{k}" for k in range(5)),
+        "05_kfold_results",
+    ]
+    stages = {
+        key: {
+            "state": "done", "attempts": 1, "reason": None, "duration_seconds": 4.0 + 3 * number, "exit_code": 0,
+            "started_utc": f"2025-03-04T10:{15 + number}:00Z",
+            "finished_utc": f"2025-03-04T10:{15 + number}:{number + 30}Z",
+            "peak_rss_bytes": 500_000_000 + number * 40_000_000, "last_step": "60" if "fold_" in key else None,
+            "error": None,
+        }
+        for number, key in enumerate(keys)
+    }  # fmt: skip
+    write_json(
+        run.status_json,
+        {
+            "run_id": run.run_id, "state": "done", "attempt": 1, "started_utc": "2025-03-04T10:15:00Z",
+            "finished_utc": "2025-03-04T10:18:05Z", "stages": stages, "peak_rss_bytes": 812_000_000,
+            "duration_seconds": 185.0, "exit_code": 0,
+        },
+    )  # fmt: skip
     return run
 
 
@@ -101,19 +168,6 @@ def write_index(run: RunPaths, seed: int) -> pl.DataFrame:
     index = framed(rows, tables.INDEX)
     write_table(index, tables.INDEX, run.index)
     return index
-
-
-def write_augmented(run: RunPaths, index: pl.DataFrame) -> None:
-    rows = [
-        {
-            "clip_id": f"{video['video_id']}_{number}", "video_id": video["video_id"], "group_id": video["group_id"],
-            "label": video["label"], "augmentation_index": number, "settings_hash": "00",
-            "operations": json.dumps([{"name": "flip"}, {"name": ("blur", "noise")[number % 2]}] if number else []),
-            "clip_path": f"{video['video_id']}/{number}.npy",
-        }
-        for video in index.iter_rows(named=True) for number in range(3)
-    ]  # fmt: skip
-    write_table(pl.DataFrame(rows).select(*tables.AUGMENTED.columns), tables.AUGMENTED, run.augmented_metadata)
 
 
 def write_predictions(run: RunPaths, folds: pl.DataFrame, seed: int, skill: float) -> pl.DataFrame:
@@ -178,87 +232,9 @@ def results_of(predictions: pl.DataFrame, seed: int) -> pl.DataFrame:
     return framed(rows, tables.RESULTS)
 
 
-def write_metrics(run: RunPaths, fold: int, seed: int) -> None:
-    generator = np.random.default_rng([seed, 3, fold])
-    with MetricLog(run.metrics("04_fold_training", fold), run_id=run.run_id, fold=fold) as log:
-        for step in range(1, 61):
-            loss = 0.3 + 0.42 * np.exp(-step / 20) + generator.normal(0, 0.03)
-            log.log(step=step, epoch=step // 6, phase="train", metrics={"loss": loss, "learning_rate": 1e-3})
-            if step % 6 == 0:
-                epoch = {"loss": 0.42 + 0.27 * np.exp(-step / 15) + generator.normal(0, 0.02), "roc_auc": 0.8}
-                log.log(step=step, epoch=step // 6, phase="validation", metrics=epoch)
-
-
-def write_memory(run: RunPaths, fold: int) -> None:
-    writer = StoryWriter(run, fold=fold)
-    for second in range(40):
-        used = 420 + 14 * fold + 300 * (1 - np.exp(-second / 6)) + 20 * np.sin(second)
-        writer.sample(used, "train" if second > 4 else "setup", epoch=second // 8, step=second, children_mb=30)
-
-
-def write_status(run: RunPaths, state: str = "done") -> None:
-    keys = [
-        "01_data_index",
-        "02_folds",
-        "03_augmentation",
-        *(f"04_fold_training_fold_{k}" for k in range(5)),
-        "05_kfold_results",
-    ]
-    stages = {
-        key: {
-            "state": "done", "attempts": 1, "reason": None, "duration_seconds": 4.0 + 3 * number, "exit_code": 0,
-            "started_utc": f"2025-03-04T10:{15 + number}:00Z",
-            "finished_utc": f"2025-03-04T10:{15 + number}:{number + 30}Z",
-            "peak_rss_bytes": 500_000_000 + number * 40_000_000, "last_step": "60" if "fold_" in key else None,
-            "error": None,
-        }
-        for number, key in enumerate(keys)
-    }  # fmt: skip
-    write_json(
-        run.status_json,
-        {
-            "run_id": run.run_id, "state": state, "attempt": 1, "started_utc": "2025-03-04T10:15:00Z",
-            "finished_utc": "2025-03-04T10:18:05Z", "stages": stages, "peak_rss_bytes": 812_000_000,
-            "duration_seconds": 185.0, "exit_code": 0,
-        },
-    )  # fmt: skip
-
-
 def notebook(path: Path, *cells: object) -> Path:
     write_text(path, nbformat.writes(nbformat.v4.new_notebook(cells=list(cells))))
     return path
-
-
-def slices_of(index: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame:
-    known = predictions.join(index.select("video_id", "codec", "platform"), on="video_id")
-    known = known.with_columns(platform=pl.col("platform").fill_null("not known"))
-    rows = []
-    for by in ("codec", "platform"):
-        for (value,), part in sorted(known.group_by(by)):
-            labels = (part["label"] == "fake").cast(pl.Int64).to_numpy()
-            interval = group_interval(labels, part["score"], part["group_id"].to_list(), roc_auc, replicates=100)
-            number, low, high = (
-                float(end) if np.isfinite(end) else None for end in (interval.value, interval.low, interval.high)
-            )
-            rows.append(
-                {
-                    "slice_by": by, "value": value, "metric": "roc_auc", "number": number, "low": low, "high": high,
-                    "num_videos": part.height, "num_real": int((labels == 0).sum()), "num_fake": int(labels.sum()),
-                    "num_groups": part["group_id"].n_unique(), "is_small": part["group_id"].n_unique() < 16,
-                }
-            )  # fmt: skip
-    return framed(rows, tables.SLICES)
-
-
-def audit_of(predictions: pl.DataFrame) -> pl.DataFrame:
-    shared = predictions.group_by("group_id").agg(pl.col("fold").n_unique()).filter(pl.col("fold") > 1).height
-    rows = [
-        {"check": "groups_in_two_folds", "count": shared, "number": None, "finding": "No group is in two folds.",
-         "passed": shared == 0},
-        {"check": "videos", "count": predictions.height, "number": None, "finding": "So many were judged.",
-         "passed": None},
-    ]  # fmt: skip
-    return framed(rows, tables.LEAKAGE_AUDIT)
 
 
 def predictions_of(run: RunPaths) -> pl.DataFrame:

@@ -73,15 +73,6 @@ def image_predictions_of(images: pl.DataFrame, seed: int = 0) -> pl.DataFrame:
     return framed(rows, tables.IMAGE_PREDICTIONS)
 
 
-def target_predictions_of(images: pl.DataFrame, targets: pl.DataFrame, seed: int = 0) -> pl.DataFrame:
-    """Off by about 20."""
-    test = images.filter(part="test").select("image_id", "path")
-    known = targets.join(test, on="image_id")
-    noise = np.random.default_rng(seed).normal(0, 20, known.height)
-    predicted = known.with_columns(predicted=pl.col("value") + pl.Series(noise))
-    return predicted.select("image_id", "group_id", "path", "target", "unit", "value", "predicted")
-
-
 def result(
     source: str, subject: str, metric: str, value: float | None, width: float | None = None, unit: str = "",
     samples: tuple[int, int] = (30, 15),
@@ -120,7 +111,11 @@ def write_image_run(runs_dir: Path, name: str = "run_20250305_101500_abcdef02", 
     write_table(targets, tables.IMAGE_TARGETS, run.image_targets)
     write_table(rejected(), tables.REJECTED, run.rejected)
     write_table(image_predictions_of(images), tables.IMAGE_PREDICTIONS, run.image_predictions)
-    write_table(target_predictions_of(images, targets), tables.TARGET_PREDICTIONS, run.target_predictions)
+    known = targets.join(images.filter(part="test").select("image_id", "path"), on="image_id")
+    noise = pl.Series(np.random.default_rng(0).normal(0, 20, known.height))
+    predicted = known.with_columns(predicted=pl.col("value") + noise)
+    predicted = predicted.select("image_id", "group_id", "path", "target", "unit", "value", "predicted")
+    write_table(predicted, tables.TARGET_PREDICTIONS, run.target_predictions)
     write_table(image_results_of(), tables.TASK_RESULTS, run.task_results)
     write_rest(run, "image", "10_image_recognition")
     return run
@@ -173,18 +168,6 @@ def ranks_of(pairs: pl.DataFrame) -> pl.DataFrame:
     return framed(rows, tables.RETRIEVAL_RANKS)
 
 
-def captions_of(pairs: pl.DataFrame) -> pl.DataFrame:
-    test = pairs.filter(pl.col("part") == "test").with_columns(pl.col("text").str.replace_all("\n", " "))
-    rows = [
-        {
-            "video_id": row["video_id"], "group_id": row["group_id"], "path": row["path"],
-            "caption": row["text"] if number % 2 else "", "references": row["text"],
-        }
-        for number, row in enumerate(test.iter_rows(named=True))
-    ]  # fmt: skip
-    return framed(rows, tables.CAPTIONS)
-
-
 def video_text_results_of() -> pl.DataFrame:
     rows = [
         row
@@ -211,7 +194,15 @@ def write_video_text_run(
     write_table(pairs, tables.VIDEO_TEXTS, run.video_texts)
     write_table(rejected(), tables.REJECTED, run.rejected)
     write_table(ranks_of(pairs), tables.RETRIEVAL_RANKS, run.retrieval_ranks)
-    write_table(captions_of(pairs), tables.CAPTIONS, run.captions)
+    test = pairs.filter(pl.col("part") == "test").with_columns(pl.col("text").str.replace_all("\n", " "))
+    captions = [
+        {
+            "video_id": row["video_id"], "group_id": row["group_id"], "path": row["path"],
+            "caption": row["text"] if number % 2 else "", "references": row["text"],
+        }
+        for number, row in enumerate(test.iter_rows(named=True))
+    ]  # fmt: skip
+    write_table(framed(captions, tables.CAPTIONS), tables.CAPTIONS, run.captions)
     write_table(video_text_results_of(), tables.TASK_RESULTS, run.task_results)
     write_rest(run, "video_text", "20_video_text")
     return run

@@ -97,9 +97,16 @@ def start_lab(folder: Path, environment: Mapping[str, str]) -> Iterator[Lab]:
     own["PYTHONPATH"] = os.pathsep.join(map(str, (listener.parent, ROOT, ROOT / ".ci")))
     options = ["--no-browser", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
     options += [f"--IdentityProvider.token={lab.token}", *(["--allow-root"] * (os.geteuid() == 0))]
+    shown = subprocess.run(
+        ["make", "--dry-run", "--no-print-directory", f"VENV={sys.prefix}", "lab"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    _, command, its_options = shown.replace("\\\n", " ").partition(f"{sys.prefix}/bin/jupyter lab ")
+    assert command, f"make lab starts no jupyter lab:\n{shown}"
+    command = shlex.split(command + its_options)  # of ``make lab`` with the programs of this environment
     with (folder / "lab.log").open("wb") as log:
         process = subprocess.Popen(
-            [*_command(), *options], cwd=folder, env={**os.environ, **environment, **own}, stdout=log, stderr=log
+            [*command, *options], cwd=folder, env={**os.environ, **environment, **own}, stdout=log, stderr=log
         )
     try:
         end = time.monotonic() + PATIENCE_MS / 1000
@@ -111,17 +118,6 @@ def start_lab(folder: Path, environment: Mapping[str, str]) -> Iterator[Lab]:
     finally:
         process.terminate()  # which ends its kernels too
         process.wait(60)
-
-
-def _command() -> list[str]:
-    """Return the command of ``make lab`` with the programs of this environment."""
-    shown = subprocess.run(
-        ["make", "--dry-run", "--no-print-directory", f"VENV={sys.prefix}", "lab"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    _, found, options = shown.replace("\\\n", " ").partition(f"{sys.prefix}/bin/jupyter lab ")
-    assert found, f"make lab starts no jupyter lab:\n{shown}"
-    return shlex.split(found + options)
 
 
 def _answers(lab: Lab) -> bool:

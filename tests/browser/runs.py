@@ -58,9 +58,43 @@ def make_runs(folder: Path) -> Runs:
     """Write two runs through the services; the real runner makes the results, record and pages of one."""
     write_run(folder / "runs", EXPERIMENT, "run_20250301_080000_plain", seed=1, skill=0.4)
     shown = write_run(folder / "runs", EXPERIMENT, RUN)
-    _give_record(shown, folder)
-    _give_hostile_tables(shown)
-    _give_selections(shown)
+    # The record and parameters of a run that was begun with such names on the command line.
+    config = RunConfig(
+        experiment=shown.experiment, runs_dir=str(folder / "begun"), corpus=f"/videos/{SCRIPT}/{IMAGE}/{BRACKETS}",
+        bootstrap_replicates=200,
+    )  # fmt: skip
+    begun = begin_run(config, command=f"python run_notebooks.py --experiment '{SCRIPT}' {IMAGE} {SQL}")
+    record = json.loads(begun.run_json.read_text())
+    write_document(shown.run_json, {**record, "run_id": path_to_text(shown.run_id)})
+    shutil.copyfile(begun.params_yaml, shown.params_yaml)
+    # Paths, platforms, codecs, manipulations and group links that are code, in turn.
+    index = read_table(shown.index, tables.INDEX)
+    names = pl.Series("names", HOSTILE)
+
+    def turn(by: int) -> pl.Expr:
+        return pl.lit(names).gather((pl.int_range(pl.len()) + by) % len(HOSTILE))
+
+    path = pl.concat_str(pl.lit("clips/"), turn(0), pl.lit(" \\xff "), pl.int_range(pl.len()).cast(pl.String))
+    hostile = index.with_columns(
+        path=path, platform=turn(0), codec=turn(2), manipulation=pl.when(pl.col("label") == "fake").then(turn(1))
+    )
+    write_table(hostile, tables.INDEX, shown.index)
+    links = [
+        {"group_id": index["group_id"][number], "why": "same_source", "evidence": name, "first": name, "second": SQL}
+        for number, name in enumerate(HOSTILE)
+    ]
+    write_table(pl.DataFrame(links), tables.GROUP_LINKS, shown.group_links)
+    for fold in range(5):  # the choices of each fold's training, which the audit wants
+        judged = read_table(shown.predictions(fold), tables.PREDICTIONS)
+        fake = int((judged["label"] == "fake").sum())
+        chosen = Selection(
+            num_epochs=10, best_epoch=10, validation_loss=0.42, prior_logit=0.0, temperature=judged["temperature"][0],
+            log_loss=0.4, log_loss_uncalibrated=0.41, threshold=judged["threshold"][0], balanced_accuracy=0.8,
+            num_videos=judged.height, num_groups=judged["group_id"].n_unique(), num_real=judged.height - fake,
+            num_fake=fake, fewest_groups=9,
+        )  # fmt: skip
+        shown.fold_checkpoints(fold).mkdir(parents=True)
+        record_selection(shown.fold_checkpoints(fold), RecordedSelection(chosen, clips="00", weights="00"))
     done = subprocess.run(
         [sys.executable, str(ROOT / "run_notebooks.py"), "--resume", str(shown.root), "--only", "05"],
         cwd=folder, env=environment_of(folder), capture_output=True, text=True, check=False,
@@ -71,51 +105,3 @@ def make_runs(folder: Path) -> Runs:
     write_run_report(copied)
     write_runs_index(folder / "runs")
     return Runs(folder / "runs", shown, copied)
-
-
-def _give_record(run: RunPaths, folder: Path) -> None:
-    """Write the record and parameters of a run that was begun with such names on the command line."""
-    config = RunConfig(
-        experiment=run.experiment, runs_dir=str(folder / "begun"), corpus=f"/videos/{SCRIPT}/{IMAGE}/{BRACKETS}",
-        bootstrap_replicates=200,
-    )  # fmt: skip
-    begun = begin_run(config, command=f"python run_notebooks.py --experiment '{SCRIPT}' {IMAGE} {SQL}")
-    record = json.loads(begun.run_json.read_text())
-    write_document(run.run_json, {**record, "run_id": path_to_text(run.run_id)})
-    shutil.copyfile(begun.params_yaml, run.params_yaml)
-
-
-def _give_hostile_tables(run: RunPaths) -> None:
-    """Write paths, platforms, codecs, manipulations and group links that are code, in turn."""
-    index = read_table(run.index, tables.INDEX)
-    names = pl.Series("names", HOSTILE)
-
-    def turn(by: int) -> pl.Expr:
-        return pl.lit(names).gather((pl.int_range(pl.len()) + by) % len(HOSTILE))
-
-    path = pl.concat_str(pl.lit("clips/"), turn(0), pl.lit(" \\xff "), pl.int_range(pl.len()).cast(pl.String))
-    hostile = index.with_columns(
-        path=path, platform=turn(0), codec=turn(2), manipulation=pl.when(pl.col("label") == "fake").then(turn(1))
-    )
-    write_table(hostile, tables.INDEX, run.index)
-    links = [
-        {"group_id": index["group_id"][number], "why": "same_source", "evidence": name, "first": name, "second": SQL}
-        for number, name in enumerate(HOSTILE)
-    ]
-    write_table(pl.DataFrame(links), tables.GROUP_LINKS, run.group_links)
-
-
-def _give_selections(run: RunPaths) -> None:
-    """Record the choices of each fold's training, which the audit wants."""
-    for fold in range(5):
-        judged = read_table(run.predictions(fold), tables.PREDICTIONS)
-        fake = int((judged["label"] == "fake").sum())
-        chosen = Selection(
-            num_epochs=10, best_epoch=10, validation_loss=0.42, prior_logit=0.0, temperature=judged["temperature"][0],
-            log_loss=0.4, log_loss_uncalibrated=0.41, threshold=judged["threshold"][0], balanced_accuracy=0.8,
-            num_videos=judged.height, num_groups=judged["group_id"].n_unique(), num_real=judged.height - fake,
-            num_fake=fake, fewest_groups=9,
-        )  # fmt: skip
-        folder = run.fold_checkpoints(fold)
-        folder.mkdir(parents=True)
-        record_selection(folder, RecordedSelection(chosen, clips="00", weights="00"))

@@ -53,11 +53,6 @@ class LikeResnet(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-def names_by_stage(network):
-    names = {parameter: name for name, parameter in network.named_parameters()}
-    return [[names[parameter] for parameter in stage] for stage in parameters_by_stage(network)]
-
-
 @pytest.mark.parametrize("like", [LikeEfficientnet, LikeResnet])
 def test_batch_norms_with_weights_stay_as_in_evaluation_and_learn_all_the_same(like, tmp_path):
     torch.manual_seed(0)
@@ -109,7 +104,9 @@ def test_a_part_that_is_nearly_all_stands_for_its_parts_and_every_parameter_is_i
             self.norm = nn.LayerNorm(4)
             self.shared = self.norm
 
-    stages = names_by_stage(LikeVit())
+    network = LikeVit()
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    stages = [[names[parameter] for parameter in stage] for stage in parameters_by_stage(network)]
     assert [stage[0] for stage in stages] == [
         "cls_token",
         "blocks.0.0.weight",

@@ -42,9 +42,7 @@ class MyEncoder(nn.Module):
 """
 
 
-def clips(count=2, num_frames=5, side=16):
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (count, num_frames, 3, side, side), dtype=torch.uint8, generator=generator)
+CLIPS = torch.randint(0, 256, (2, 5, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def config_of(**values):
@@ -136,7 +134,7 @@ def test_from_scratch_batch_norms_become_group_norms_and_the_network_says_so():
 def test_a_users_file_is_a_network(my_net):
     config = config_of(model=f"{my_net}:MyNet")
     network = build_detector(config)
-    assert network(clips()).shape == (2,)
+    assert network(CLIPS).shape == (2,)
     spec = DETECTORS.get(config.model)
     assert (spec.num_frames, spec.side, spec.micro_batch, spec.paper, spec.family) == (5, 32, 3, "mine", "user")
     assert type(network).__qualname__ == "MyNet"
@@ -146,7 +144,7 @@ def test_a_users_file_is_a_network(my_net):
 def test_a_users_encoder_gets_a_head(my_net, head):
     network = build_detector(config_of(model=f"{my_net}:MyEncoder", head=head))
     assert isinstance(network, Detector)
-    assert network(clips()).shape == (2,)
+    assert network(CLIPS).shape == (2,)
 
 
 def test_a_users_file_counts_by_what_it_holds_and_not_by_where_it_lies(my_net, tmp_path):

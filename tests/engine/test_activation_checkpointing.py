@@ -6,6 +6,7 @@ from fvc_lib.engine.device import recompute_activations
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS
+from tests.detectors.test_models import clips
 
 NAMES = ["frame_cnn", "r2plus1d_small"]
 CPU = torch.device("cpu")
@@ -25,11 +26,6 @@ class Dropping(nn.Module):
 
     def forward(self, frames):
         return self.head(self.second(self.first(frames.float()[..., 0, 0, 0, :16]))).squeeze(1)
-
-
-def clips(batch=3, num_frames=4, size=32):
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (batch, num_frames, 3, size, size), dtype=torch.uint8, generator=generator)
 
 
 def seeded(name):

@@ -66,17 +66,13 @@ class _NanInValidation:
         return outputs
 
 
-def nan_in_validation(task, epochs):
-    """Return ``task`` with NaN scores of the first sample in the given validations (0-based)."""
-    return changed(draining(task), _NanInValidation, epochs=epochs, seen=[])
-
-
 @pytest.mark.fault(15)
 @each_task(long=("image", "video_text"))
 def test_a_validation_score_that_is_nan_costs_its_epoch_and_names_its_samples(make_engine, tasks, observer):
     task = tasks()
     name = task.validation_data[0].sample_id
-    engine = make_engine(task=nan_in_validation(task, {1}), memory=observer)
+    nan_in_the_second = changed(draining(task), _NanInValidation, epochs={1}, seen=[])
+    engine = make_engine(task=nan_in_the_second, memory=observer)
     state = engine.fit()
     assert state.epochs_done == 3
     assert state.best_epoch in (1, 3)

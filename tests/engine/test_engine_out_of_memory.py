@@ -7,12 +7,6 @@ from fvc_lib.engine.step import MemoryExhaustedError
 from tests.kits.engine_kit import EndsOnce, StepsEnd, draining, same_end, tight, weight_distance
 from tests.kits.task_kit import each_task
 
-
-def distance(state, other):
-    """Return the largest relative difference between the weights of two trainings."""
-    return weight_distance(state.best_model, other.best_model)
-
-
 SETTINGS = {"micro_batch": 8, "learning_rate": 1e-4}
 # Adam turns any gradient into a step of the size of the learning rate, also the rounding error of a zero sum. So
 # weights that began at zero differ by more than their gradients.
@@ -40,7 +34,7 @@ def test_memory_that_ends_at_any_call_leaves_the_result(make_engine, tasks, obse
         state = make_engine(f"at {number}", task=tight(task, ends), memory=observer, **settings).fit()
         if ends.calls < number:
             break
-        assert distance(state, whole) < BOUND[tasks.kind]
+        assert weight_distance(state.best_model, whole.best_model) < BOUND[tasks.kind]
         assert state.step == whole.step
         for record, wanted in zip(state.history, whole.history, strict=True):
             assert all(alike(record.validation[name], value) for name, value in wanted.validation.items())

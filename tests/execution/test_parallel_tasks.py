@@ -5,6 +5,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -75,6 +76,14 @@ def folds(make_project: Callable[..., Project], source: str, num_folds: int) -> 
     return make_project(per_fold=("folds",), folds=[source]).with_config(num_folds=num_folds)
 
 
+def two_running(make_project: Callable[..., Project], start: Start, handler: str, num_folds: int) -> tuple[Any, ...]:
+    project = folds(make_project, STOPPABLE.format(handler=handler), num_folds)
+    run = project.begin()
+    runner = start(run, project, 2)
+    wait_for(lambda: len(list(run.tables.glob("started_*"))) == 2, "two folds to start")
+    return project, run, runner
+
+
 def test_folds_run_at_once_as_many_as_there_are_jobs_each_with_an_equal_part_of_cores_and_memory(
     make_project, monkeypatch
 ):
@@ -115,10 +124,7 @@ output(f"folds_{fold}", "whole")
 
 @pytest.mark.slow
 def test_the_first_signal_asks_every_running_task_to_save_though_it_arrives_twice(make_project, start):
-    project = folds(make_project, STOPPABLE.format(handler="stop"), 3)
-    run = project.begin()
-    runner = start(run, project, 2)
-    wait_for(lambda: len(list(run.tables.glob("started_*"))) == 2, "two folds to start")
+    _, run, runner = two_running(make_project, start, "stop", 3)
     # As a cluster does that tells the shell, which passes it on, and every process. One after the other while it stands
     # still: otherwise it would be up to the machine whether they come within the second that makes them one wish.
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT):
@@ -132,10 +138,7 @@ def test_the_first_signal_asks_every_running_task_to_save_though_it_arrives_twic
 
 @pytest.mark.slow
 def test_the_second_signal_kills_them_all(make_project, start):
-    project = folds(make_project, STOPPABLE.format(handler="signal.SIG_IGN"), 2)
-    run = project.begin()
-    runner = start(run, project, 2)
-    wait_for(lambda: len(list(run.tables.glob("started_*"))) == 2, "two folds to start")
+    _, run, runner = two_running(make_project, start, "signal.SIG_IGN", 2)
     kernels = psutil.Process(runner.pid).children()
     os.kill(runner.pid, signal.SIGINT)
     assert "at once" in runner.stdout.readline()
@@ -151,10 +154,7 @@ def test_the_second_signal_kills_them_all(make_project, start):
 @pytest.mark.slow
 @pytest.mark.fault(1)
 def test_a_runner_killed_with_several_kernels_leaves_none_and_its_run_goes_on(make_project, start):
-    project = folds(make_project, STOPPABLE.format(handler="stop"), 3)
-    run = project.begin()
-    runner = start(run, project, 2)
-    wait_for(lambda: len(list(run.tables.glob("started_*"))) == 2, "two folds to start")
+    project, run, runner = two_running(make_project, start, "stop", 3)
     kernels = psutil.Process(runner.pid).children()
     assert len(kernels) == 2
     runner.kill()

@@ -73,17 +73,10 @@ def test_the_code_behind_a_notebook_repeats_it_and_other_code_does_not(make_proj
     assert [planned.only_if_changed for planned in project.plan(run)] == [False, True]
 
 
-def with_table(project: Project) -> Project:
-    """The project with one stage, which declares a table of folds."""
-
-    def outputs(run, fold):
-        return (run.tables / "table.parquet",)
-
-    return Project(project.folder, (Stage("one", (), lambda run, _: (), outputs, schemas=("FOLDS",)),), project.config)
-
-
 def test_a_stage_whose_table_does_not_fit_has_failed_and_its_record_is_not_a_success(make_project):
-    project = with_table(make_project(one=["fold_number = -1", TABLE]))
+    made = make_project(one=["fold_number = -1", TABLE])
+    stage = Stage("one", (), lambda run, _: (), lambda run, _: (run.tables / "table.parquet",), schemas=("FOLDS",))
+    project = Project(made.folder, (stage,), made.config)
     run = project.begin()
     code, status, shown = project.execute(run)
     assert (code, status.stages["one"].state, status.stages["one"].exit_code) == (3, "failed", 3)

@@ -87,15 +87,17 @@ def torch_saved(document: Any, **options: Any) -> bytes:
     return stream.getvalue()
 
 
-def evil_contents(trace: Path) -> dict[str, bytes]:
-    """Return files that make the folder ``trace`` when a careless reader loads them, by name."""
-    evil = MakesFolder(trace)
+@pytest.mark.fault(33)
+def test_a_pickle_that_runs_code_is_never_executed_wherever_it_lies(tmp_path, tally):
+    lives.three_epochs(tmp_path / "before")
+    trace, path = tmp_path / "it ran", tmp_path / "fold"
+    evil = MakesFolder(trace)  # when a careless reader loads it
     good = {
         "format": 1, "config": dict(lives.BINDING.config), "data_fingerprint": lives.BINDING.data_fingerprint,
         "epoch": 9, "step": 90, "best_epoch": 9, "best_model": lives.best_of(9), "state": lives.state_of(90),
     }  # fmt: skip
     deep = {**good, "state": {"optimizer": {"state": {0: {"step": (evil,)}}}}}
-    return {
+    contents = {
         "torch, as a tensor": torch_saved({**good, "best_model": {"weight": evil}}),
         "torch, as a key": torch_saved({**good, "state": {evil: 1}}),
         "torch, deep": torch_saved(deep),
@@ -103,13 +105,7 @@ def evil_contents(trace: Path) -> dict[str, bytes]:
         "torch's old format": torch_saved(deep, _use_new_zipfile_serialization=False),
         "pickle": pickle.dumps(deep),
     }
-
-
-@pytest.mark.fault(33)
-def test_a_pickle_that_runs_code_is_never_executed_wherever_it_lies(tmp_path, tally):
-    lives.three_epochs(tmp_path / "before")
-    trace, path = tmp_path / "it ran", tmp_path / "fold"
-    for how, content in evil_contents(trace).items():
+    for how, content in contents.items():
         for name, step in ((LATEST, 20), (PREVIOUS, None), (BEST, 30)):
             shutil.copytree(tmp_path / "before", path)
             (path / name).write_bytes(content)

@@ -72,7 +72,13 @@ def kill_kernel(place: Place, whole: Whole, chance: random.Random) -> End:
 def stop(place: Place, whole: Whole, chance: random.Random) -> End:
     """Send one signal or two."""
     process, sent = place.go_on(), list[signal.Signals]()
-    wait_until_it_listens(process)
+    wanted = sum(1 << number - 1 for number in SIGNALS)
+    while process.poll() is None:  # until it handles signals; before, Python itself has only just begun
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        caught = next((line for line in status.splitlines() if line.startswith("SigCgt:")), "SigCgt: 0")
+        if int(caught.split()[1], 16) & wanted == wanted:
+            break
+        time.sleep(0.002)
     for number in chance.choices(SIGNALS, k=chance.choice((1, 1, 1, 2))):
         # Two within a second may be one wish that came twice. The first three seconds load libraries.
         seconds = 1.1 + chance.random() if sent else chance.uniform(0, chance.choice((3.0, whole.seconds / 2)))
@@ -86,17 +92,6 @@ def stop(place: Place, whole: Whole, chance: random.Random) -> End:
     if len(sent) == 2:
         expected.add(130 if signal.SIGINT in sent else 143)
     return process, expected
-
-
-def wait_until_it_listens(process: subprocess.Popen[str]) -> None:
-    """Wait until it handles signals; before, Python itself has only just begun."""
-    wanted = sum(1 << number - 1 for number in SIGNALS)
-    while process.poll() is None:
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        caught = next((line for line in status.splitlines() if line.startswith("SigCgt:")), "SigCgt: 0")
-        if int(caught.split()[1], 16) & wanted == wanted:
-            return
-        time.sleep(0.002)
 
 
 def fill_disk(place: Place, whole: Whole, chance: random.Random) -> End:

@@ -80,7 +80,10 @@ def facts_of_run(run: Path) -> dict[str, Any]:
     paths = [path for pattern in TABLES for path in sorted((run / "tables").glob(f"{pattern}.parquet"))]
     for path in [*paths, *sorted(run.glob("*_results.feather"))]:
         frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_ipc(path.read_bytes())
-        facts[path.stem] = columns_of(frame)
+        # Digests and sums of the columns, with the rows in the order of their texts and whole numbers.
+        keys = [name for name, kind in frame.schema.items() if kind in (pl.String, pl.Int64, pl.Boolean)]
+        frame = frame.sort(keys, nulls_last=True) if keys else frame
+        facts[path.stem] = {name: numbers_of(frame[name].to_list()) for name in frame.columns}
     for path in sorted((run / "metrics").glob("*training*.jsonl")) + sorted((run / "metrics").glob("[12]0_*.jsonl")):
         facts[f"metrics {path.stem}"] = metrics_of(path)
     for path in sorted((run / "checkpoints").rglob("best_model.safetensors")):
@@ -88,13 +91,6 @@ def facts_of_run(run: Path) -> dict[str, Any]:
         name = path.relative_to(run / "checkpoints").parent
         facts[f"weights {name}"] = {key: numbers_of(tensors[key].ravel().tolist()) for key in sorted(tensors)}
     return facts
-
-
-def columns_of(frame: pl.DataFrame) -> dict[str, Any]:
-    """Return digests and sums of the columns, with the rows in the order of their texts and whole numbers."""
-    keys = [name for name, kind in frame.schema.items() if kind in (pl.String, pl.Int64, pl.Boolean)]
-    frame = frame.sort(keys, nulls_last=True) if keys else frame
-    return {name: numbers_of(frame[name].to_list()) for name in frame.columns}
 
 
 def numbers_of(values: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,5 @@
 """The refusals that save most time: exit code, and the file, field and remedy that the message names."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.golden.golden_runs import run
@@ -9,22 +7,17 @@ from tests.golden.golden_runs import run
 pytestmark = pytest.mark.long
 
 
-def files_of(folder: Path) -> None:
-    """Write the inputs that are refused."""
-    (folder / "empty").mkdir()
-    (folder / "one_class/real").mkdir(parents=True)
-    (folder / "one_class/real/a.mp4").write_bytes(b"not a video")
-    (folder / "missing.csv").write_text("path,label\nno_such_1.mp4,real\nno_such_2.mp4,fake\n")
-    (folder / "no_label.csv").write_text("path\na.mp4\n")
-    (folder / "outside.csv").write_text("path,label\n../a.mp4,real\n../b.mp4,fake\n")
-    (folder / "unknown_label.csv").write_text("path,label\na.mp4,maybe\nb.mp4,perhaps\n")
-    (folder / "text.yaml").write_text("epochs: many\n")
-    (folder / "unknown.yaml").write_text("epoch: 3\n")
-    (folder / "scores.csv").write_text("video,score\na,0.5\n")
-    (folder / "bundle").mkdir()
-    (folder / "net.py").write_text("import torch\n\nclass Net(torch.nn.Module):\n    pass\n")
-
-
+INPUTS = {
+    "one_class/real/a.mp4": "not a video",
+    "missing.csv": "path,label\nno_such_1.mp4,real\nno_such_2.mp4,fake\n",
+    "no_label.csv": "path\na.mp4\n",
+    "outside.csv": "path,label\n../a.mp4,real\n../b.mp4,fake\n",
+    "unknown_label.csv": "path,label\na.mp4,maybe\nb.mp4,perhaps\n",
+    "text.yaml": "epochs: many\n",
+    "unknown.yaml": "epoch: 3\n",
+    "scores.csv": "video,score\na,0.5\n",
+    "net.py": "import torch\n\nclass Net(torch.nn.Module):\n    pass\n",
+}
 # Arguments ({} is the folder of the inputs), exit code, and words of which each must be in the message.
 REFUSALS = [
     (("-p", "epochs", "many"), 2, ["epochs", "many"]),
@@ -55,7 +48,10 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("arguments", "code", "words"), REFUSALS, ids=lambda value: str(value)[:60])
 def test_a_refusal_names_what_and_the_remedy(arguments, code, words, tmp_path):
-    files_of(tmp_path)
+    for place in ("empty", "one_class/real", "bundle"):
+        (tmp_path / place).mkdir(parents=True)
+    for name, text in INPUTS.items():
+        (tmp_path / name).write_text(text)
     found, shown = run(tmp_path / "here", *(argument.replace("{}", str(tmp_path)) for argument in arguments))
     assert found in ({code} if code else {2, 3}), shown
     assert [word for word in words if word not in shown] == []

@@ -27,18 +27,14 @@ def feature_run(
     folds = ScoredTables.folds(num_groups=num_groups, per_group=per_group, num_folds=3)
     write_table(folds, FOLDS, tiny.paths.folds)
     write_table(ScoredTables.index(folds), INDEX, tiny.paths.index)
-    write_table(made_up_features(folds, config, shift), FEATURES, tiny.paths.features)
-    return tiny
-
-
-def made_up_features(folds: pl.DataFrame, config: RunConfig, shift: float, seed: int = 0) -> pl.DataFrame:
-    """FEATURES of ``folds``: videos of a group are copies, to a hundredth; some values are missing."""
-    generator = np.random.default_rng(seed)
-    names = families_of(config)
+    # Videos of a group are copies, to a hundredth; some values are missing.
+    generator, names = np.random.default_rng(0), families_of(config)
     groups, place = np.unique(folds["group_id"].to_numpy(), return_inverse=True)
     values = generator.normal(size=(len(groups), len(names)))[place] + 0.01 * generator.normal(size=(folds.height, 1))
     told = np.array([family == "sharpness" for family in names.values()])
     values += shift * np.outer(folds["label"].to_numpy() == "fake", told)
     values[generator.random(values.shape) < 0.03] = np.nan
     columns = pl.DataFrame(values.astype(np.float32), schema=list(names)).fill_nan(None)
-    return pl.concat([folds.select("video_id", "group_id", "label"), columns], how="horizontal").sort("video_id")
+    features = pl.concat([folds.select("video_id", "group_id", "label"), columns], how="horizontal").sort("video_id")
+    write_table(features, FEATURES, tiny.paths.features)
+    return tiny

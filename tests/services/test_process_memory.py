@@ -10,42 +10,30 @@ MEGABYTE = 1 << 20
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 
-def held_by_children(program: str, *, then: str = "") -> tuple[int, int, int]:
-    """Run ``program`` in a new interpreter, and return the bytes that it prints: rss, tree and sum."""
-    code = f"""
-import os, sys, time, psutil
-from fvc_lib.services.memory import ProcessTree
-{program}
-now = ProcessTree().measure()
-simple = now.rss_bytes + sum(c.memory_info().rss for c in psutil.Process().children(recursive=True))
-print(now.rss_bytes, now.tree_bytes, simple, flush=True)
-{then}
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    rss, tree, simple = (int(part) for part in done.stdout.split())
-    return rss, tree, simple
-
-
 FORK_FOUR = """
+import os, time, psutil
+from fvc_lib.services.memory import ProcessTree
 block = bytearray(os.urandom(1 << 20)) * 100
 here, there = os.pipe()
 pids = []
 for _ in range(4):
     pid = os.fork()
     if not pid:
-        own = bytearray(OWN << 20)
-        for place in range(0, len(own), 4096): own[place] = 1
         os.write(there, b"x")
         time.sleep(600)
     pids.append(pid)
 for _ in pids: os.read(here, 1)
+now = ProcessTree().measure()
+simple = now.rss_bytes + sum(c.memory_info().rss for c in psutil.Process().children(recursive=True))
+print(now.rss_bytes, now.tree_bytes, simple, flush=True)
+for pid in pids: os.kill(pid, 9)
 """
-END_THEM = "for pid in pids: os.kill(pid, 9)"
 
 
 @linux_only
 def test_what_forked_children_share_with_their_parent_counts_once():
-    rss, tree, simple = held_by_children(FORK_FOUR.replace("OWN", "0"), then=END_THEM)
+    done = subprocess.run([sys.executable, "-c", FORK_FOUR], capture_output=True, text=True, check=True)
+    rss, tree, simple = map(int, done.stdout.split())
     assert simple - rss > 4 * 100 * MEGABYTE
     assert tree - rss < 4 * 15 * MEGABYTE
 

@@ -80,12 +80,6 @@ def missing_programs() -> list[str]:
     return [name for name in PROGRAMS if shutil.which(name, path=SEARCH) is None]
 
 
-def control_groups_usable() -> bool:
-    """Whether Slurm can set memory limits by control groups here: version 1, writable."""
-    memory = Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
-    return os.access(memory, os.W_OK) and os.access("/sys/fs/cgroup/freezer/tasks", os.W_OK)
-
-
 class ClusterError(RuntimeError):
     """The cluster, or a command to it, did not do what was wanted; the message holds what it said."""
 
@@ -101,7 +95,9 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.configuration = folder / "slurm.conf"
-        self.limits_memory = control_groups_usable()
+        # Slurm sets memory limits by control groups of version 1 that it may write.
+        groups = [Path("/sys/fs/cgroup") / file for file in ("memory/memory.limit_in_bytes", "freezer/tasks")]
+        self.limits_memory = all(os.access(file, os.W_OK) for file in groups)
         self.nodes: tuple[str, ...] = ()
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -285,15 +281,10 @@ def end_everything_of(folder: Path) -> None:
         time.sleep(0.1)
     for controller in ("memory", "freezer", "cpuset", "cpuacct", "devices"):
         for spool in folder.glob("spool.*"):
-            _remove_groups(Path("/sys/fs/cgroup") / controller / f"slurm_{spool.suffix[1:]}")
-
-
-def _remove_groups(top: Path) -> None:
-    for group in sorted((path for path in [top, *top.glob("**/")] if path.is_dir()), reverse=True):
-        try:
-            group.rmdir()
-        except OSError:  # something is in it that could not be ended
-            continue
+            top = Path("/sys/fs/cgroup") / controller / f"slurm_{spool.suffix[1:]}"
+            for group in sorted((path for path in [top, *top.glob("**/")] if path.is_dir()), reverse=True):
+                with suppress(OSError):  # something is in it that could not be ended
+                    group.rmdir()
 
 
 if __name__ == "__main__" and sys.argv[1:2] == ["--guard"]:

@@ -85,8 +85,8 @@ def test_a_run_from_the_command_line_scores_as_one_that_ran_here_although_a_fold
 
     def ended() -> bool:
         states = [cluster.state(job_id) for job_id in ids]
-        assert not {"FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY"} & set(states), _everything(
-            run, cluster.describe()
+        assert not {"FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY"} & set(states), "\n".join(
+            [cluster.describe(), *(path.read_text() for path in sorted(run.slurm.glob("*.out")))]
         )
         return states == ["COMPLETED"] * 4
 
@@ -102,7 +102,3 @@ def test_a_run_from_the_command_line_scores_as_one_that_ran_here_although_a_fold
     one, two = scores(alone), scores(run)
     assert one["video_id"].to_list() == two["video_id"].to_list()
     assert two["score"].to_list() == pytest.approx(one["score"].to_list(), abs=1e-4)
-
-
-def _everything(run: RunPaths, said: str) -> str:
-    return "\n".join([said, *(path.read_text() for path in sorted(run.slurm.glob("*.out")))])

@@ -14,16 +14,12 @@ from fvc_lib.tasks.shared_training import TrainedNetwork, read_outcome
 from fvc_lib.tasks.video.controls import fake_labels
 from fvc_lib.tasks.video.data import fold_clips
 from fvc_lib.tasks.video.training import TrainingSummary, read_fold, train_fold
+from tests.kits.engine_kit import stop_after
 from tests.kits.training import ListLog, recorded_selection, tiny_training_in
 
 
 def run(tiny, log, fold=0, **options):
     return train_fold(tiny.paths, tiny.config, fold, metric_log=log, **options)
-
-
-def stop_after(steps):
-    asked = iter(range(1_000_000))
-    return lambda: next(asked) >= steps
 
 
 def test_a_fold_is_learned_and_its_control_is_not(tiny_training, list_log):

@@ -20,6 +20,7 @@ from fvc_lib.services.tables import AUGMENTED, PREDICTIONS, read_table
 from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video.training import TrainingSummary, train_fold
 from fvc_lib.video.clips.shards import write_shards
+from tests.engine.test_rank_launcher import metrics_of
 from tests.faults.conftest import STAGE, elsewhere, result_of
 from tests.kits.engine_kit import Observer
 from tests.kits.rank_kit import rank_processes
@@ -38,16 +39,6 @@ def predictions(paths):
     return read_table(paths.predictions(0), PREDICTIONS)
 
 
-def equal_up_to_rounding(found, wanted):
-    same = found.drop(*ROUNDED).equals(wanted.drop(*ROUNDED))
-    return same and all((found[name] - wanted[name]).abs().max() < 1e-5 for name in ROUNDED)
-
-
-def metrics_of(path):
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return {(row["step"], row["epoch"], row["phase"], row["metric"]): row["value"] for row in rows}
-
-
 @pytest.mark.long
 def test_a_fold_on_two_ranks_leaves_what_one_process_leaves(two_ranks, tmp_path):
     """Started from here, as the notebook does it; then by torchrun in a copy: the same bits."""
@@ -62,8 +53,10 @@ def test_a_fold_on_two_ranks_leaves_what_one_process_leaves(two_ranks, tmp_path)
 
     alone = elsewhere(two_ranks, tmp_path / "alone" / "run_1")
     train_here(alone, two_ranks.with_config(num_ranks=1).config)
-    assert equal_up_to_rounding(predictions(paths), predictions(alone))
-    assert metrics_of(paths.metrics(STAGE, 0)).keys() == metrics_of(alone.metrics(STAGE, 0)).keys()
+    found, wanted = predictions(paths), predictions(alone)
+    assert found.drop(*ROUNDED).equals(wanted.drop(*ROUNDED))
+    assert all((found[name] - wanted[name]).abs().max() < 1e-5 for name in ROUNDED)
+    assert metrics_of(paths).keys() == metrics_of(alone).keys()
 
     again = elsewhere(two_ranks, tmp_path / "torchrun" / "run_2")
     again.params_yaml.write_text(two_ranks.config.to_yaml())

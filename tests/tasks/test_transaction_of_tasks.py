@@ -9,9 +9,9 @@ from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.joint_loss import joint_part
 from fvc_lib.engine.loop import evaluate_batch
 from fvc_lib.engine.optimizer import finish_gradients
-from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.step import BatchTransaction, MemoryExhaustedError
 from fvc_lib.engine.task import LossSum, Sample, stack_samples
+from tests.engine.test_dropout import own_random_state  # noqa: F401  (a fixture for all tests)
 from tests.kits.engine_kit import LONE_SAMPLE_TOLERANCE, SPLIT_TOLERANCE, EndsOnce, split_tolerance, tight
 from tests.kits.rank_kit import run_ranks
 from tests.kits.task_kit import KINDS, each_task
@@ -19,12 +19,6 @@ from tests.kits.task_kit import KINDS, each_task
 CPU = resolve_device("cpu")
 NUM_SAMPLES = 7
 RANK_BATCHES = (7, 2, 1)  # shared unevenly, one sample each, and one rank without any
-
-
-@pytest.fixture(autouse=True)
-def own_random_state():
-    with forked_random_state(0, CPU.device):
-        yield
 
 
 def model_of(task):

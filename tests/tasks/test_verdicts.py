@@ -61,12 +61,6 @@ def judge(run: RunPaths, files: list[Path], folder: Path, **more: object) -> Ver
     return judge_files(verdict_detector(run.root), files, rule_of(0.3), folder, workers=1, **more)
 
 
-def write_copy(path: Path, video: dict[str, object]) -> None:
-    """A video of the run, a little brighter."""
-    frames = draw_clip(str(video["video_id"]), 0, video["label"] == "fake").astype(int)
-    write_video(path, np.clip(frames + 2, 0, 255).astype(np.uint8))
-
-
 def logits(score: float) -> np.ndarray:
     return np.full(4, np.log(score / (1 - score)))
 
@@ -176,7 +170,8 @@ def test_each_kind_of_file_gets_its_row(run, tmp_path):
     corpus = run.root.parents[2] / "corpus"
     own, shown = index.row(0, named=True), index.row(3, named=True)
     write_video(tmp_path / "new.mp4", draw_clip("new", 0, True))
-    write_copy(tmp_path / "near.mp4", shown)
+    brighter = draw_clip(shown["video_id"], 0, shown["label"] == "fake").astype(int) + 2
+    write_video(tmp_path / "near.mp4", np.clip(brighter, 0, 255).astype(np.uint8))
     (tmp_path / "bad.mp4").write_bytes(b"no video at all")
     files = [corpus / own["path"], *(tmp_path / name for name in ("new.mp4", "near.mp4", "bad.mp4", "gone.mp4"))]
     found = judge(run, files, tmp_path / "work")
@@ -221,18 +216,6 @@ def test_videos_of_a_case_get_a_verdict_together_next_to_their_own(run, tmp_path
     assert pl.read_csv(tmp_path / "out/cases.csv")["case"].to_list() == ["event", "known", "lost"]
 
 
-def looked_at_by(monkeypatch) -> list[str]:
-    """Names of the files that are looked at from here on."""
-    names, findings = list[str](), VideoDetector.findings
-
-    def watched(self, files, **more):
-        names.extend(path.stem for path in files)
-        return findings(self, files, **more)
-
-    monkeypatch.setattr(VideoDetector, "findings", watched)
-    return names
-
-
 def test_a_stopped_call_goes_on_and_scores_only_what_is_new_or_has_changed(run, tmp_path, monkeypatch):
     files = [tmp_path / f"{name}.mp4" for name in "abc"]
     for file in files:
@@ -240,7 +223,13 @@ def test_a_stopped_call_goes_on_and_scores_only_what_is_new_or_has_changed(run, 
     (tmp_path / "bad.mp4").write_bytes(b"\0" * 5000)
     asked, folder, detector = [*files, tmp_path / "bad.mp4"], tmp_path / "out", verdict_detector(run.root)
     fresh, same = judge(run, asked, tmp_path / "fresh").table, ["path", "sha256", "verdict", "reasons", "failure"]
-    looked = looked_at_by(monkeypatch)
+    looked, findings = list[str](), VideoDetector.findings
+
+    def watched(self, files, **more):
+        looked.extend(path.stem for path in files)
+        return findings(self, files, **more)
+
+    monkeypatch.setattr(VideoDetector, "findings", watched)
 
     def go_on(rule=None, progress=lambda done, total: None) -> Verdicts:
         looked.clear()

@@ -318,12 +318,9 @@ def _real_files(folder: str, pixels: range = range(1 << 40)) -> list[str]:
         return ["absent"]
     with manifest.open(encoding="utf-8", newline="") as stream:
         rows = [row for row in csv.DictReader(stream) if row["path"].startswith(folder)]
-    return [row["path"] for row in rows if _total_pixels(row) in pixels]
-
-
-def _total_pixels(row: dict[str, str]) -> int:
-    numbers = [row["width"], row["height"], row["n_frames"]]
-    return math.prod(int(number) if number.isdigit() else 1 for number in numbers)
+    counts = {row["path"]: [row["width"], row["height"], row["n_frames"]] for row in rows}
+    total = {path: math.prod(int(text) for text in texts if text.isdigit()) for path, texts in counts.items()}
+    return [path for path, number in total.items() if number in pixels]
 
 
 @pytest.mark.parametrize(

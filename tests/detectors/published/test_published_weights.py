@@ -106,10 +106,6 @@ def test_a_published_network_has_as_many_parameters_as_its_publisher_says(name):
         assert sum(parameter.numel() for parameter in network.parameters()) == published
 
 
-def publishers_network(name):
-    return getattr(imported("torchvision.models.video", name), name)
-
-
 # (frames, side). Networks with a fixed input or pooling size are compared at that size.
 SIZES = {
     "r3d_18": (4, 32), "mc3_18": (4, 32), "r2plus1d_18": (4, 32), "s3d": (16, 224), "mvit_v2_s": (16, 224),
@@ -123,7 +119,7 @@ def test_weights_of_a_video_network_give_the_features_of_the_publishers_own(name
     """A published file has weights by name, with the class layer; pytorchvideo's are under ``model_state``."""
     spec = DETECTORS.get(name)
     if spec.family == "torchvision":
-        network = seeded(publishers_network(name))
+        network = seeded(getattr(imported("torchvision.models.video", name), name))
         torch.save(network.state_dict(), tmp_path / "weights.pth")
         heads = [getattr(network, part) for part in ("fc", "classifier", "head") if hasattr(network, part)]
         layer = heads[0]

@@ -100,21 +100,18 @@ def test_every_family_declares_its_columns_and_measures_what_it_declares(name):
     assert set(declared) == {(True, True, ".")}
     of_others = [column for other in FEATURES.names() if other != name for column in FEATURES.get(other).columns()]
     assert not set(family.columns()) & set(of_others)
-    draw = np.random.default_rng(0)
+    draw, measured = np.random.default_rng(0), []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        measured = [measured_on(family, draw, *shape) for shape in ((4, 3), (1, 2), (2, 0), (1, 0))]
+        for num_frames, num_tiles in ((4, 3), (1, 2), (2, 0), (1, 0)):
+            luma = draw.integers(0, 256, (num_frames, num_tiles, TILE, TILE)).astype(np.float32)
+            run = Run(luma, draw.uniform(0, 255, (num_frames, 9, 16)).astype(np.float32))
+            numbers = np.arange(num_frames)
+            stream = Stream("h264", draw.integers(1, 9999, num_frames), numbers == 0, numbers / 25.0)
+            measured.append(family.measure({"tiles": run.luma[0], "pairs": run, "stream": stream}[family.of]))
     family.pooled(measured)
     if family.of != "stream":  # what packets do not tell is missing
         assert np.isfinite(list(family.pooled(measured[:1]).values())).all()
-
-
-def measured_on(family, draw, num_frames, num_tiles):
-    luma = draw.integers(0, 256, (num_frames, num_tiles, TILE, TILE)).astype(np.float32)
-    run = Run(luma, draw.uniform(0, 255, (num_frames, 9, 16)).astype(np.float32))
-    numbers = np.arange(num_frames)
-    stream = Stream("h264", draw.integers(1, 9999, num_frames), numbers == 0, numbers / 25.0)
-    return family.measure({"tiles": run.luma[0], "pairs": run, "stream": stream}[family.of])
 
 
 @settings(max_examples=50)
