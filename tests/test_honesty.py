@@ -100,21 +100,20 @@ def maps_of_planted_changes(run: RunPaths, corpus: Path) -> pl.DataFrame:
         changed = np.stack(region_masks(generator_for("forger", regions[path]), frames, box.height, box.width))
         found = occlusion_map(networks, [fold], decoded.frames[None], picture)
         if found.values is not None:
-            rows.append({"shown": not found.why_hidden} | agreement(found.values, changed))
+            values, share = found.values, changed.mean()
+            highest = values == values.max()
+            marked = values >= max(np.sort(values.ravel())[-int(changed.sum())], 1e-9)
+            rows.append(
+                {
+                    "shown": not found.why_hidden,
+                    "hit": (highest & changed).sum() / highest.sum(),
+                    "inside": float((values * changed).sum() / values.sum()),
+                    "share": share,
+                    "iou": (marked & changed).sum() / (marked | changed).sum(),
+                    "chance_iou": share * marked.mean() / (share + marked.mean() - share * marked.mean()),
+                }
+            )
     return pl.DataFrame(rows)
-
-
-def agreement(values: np.ndarray, changed: np.ndarray) -> dict[str, object]:
-    highest = values == values.max()
-    marked = values >= max(np.sort(values.ravel())[-int(changed.sum())], 1e-9)
-    share, size = changed.mean(), marked.mean()
-    return {
-        "hit": (highest & changed).sum() / highest.sum(),
-        "inside": float((values * changed).sum() / values.sum()),
-        "share": share,
-        "iou": (marked & changed).sum() / (marked | changed).sum(),
-        "chance_iou": share * size / (share + size - share * size),
-    }
 
 
 @pytest.mark.parametrize("model", ["frame_cnn", "r2plus1d_small"])

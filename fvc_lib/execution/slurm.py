@@ -186,7 +186,11 @@ def plan_jobs(
     asked = list({task.stage.name: task.stage for task in tasks}.values())
     sharded = {stage.name for stage in asked if site.shard_tasks > 1 and stage.sharded(config)}
     groups = _groups(asked, stages, sharded)
-    name_of = {stage.name: _job_name(group) for group in groups for stage in group}
+    # Names of jobs: 04_fold_training for one stage, 01_data_index_to_03_augmentation for several.
+    name_of = {
+        stage.name: group[0].name + (f"_to_{group[-1].name}" if len(group) > 1 else "")
+        for group in groups for stage in group
+    }  # fmt: skip
     needs = {stage.name: stage.comes_after for stage in stages}
     jobs: list[SlurmJob] = []
 
@@ -197,7 +201,7 @@ def plan_jobs(
         jobs.append(job.model_copy(update={"needs": singles, "after": (*arrays, *after)}))
 
     for group in groups:
-        name = _job_name(group)
+        name = name_of[group[0].name]
         before_of = {
             stage.name: {name_of[need] for need in all_needed(needs, stage.name) & name_of.keys()} - {name}
             for stage in group
@@ -233,14 +237,6 @@ def _groups(asked: Sequence[Stage], stages: Sequence[Stage], sharded: Collection
         alone = stage.per_fold or (stage.trains and stage.needs)
         groups.setdefault((level(stage), stage.name if alone else ""), []).append(stage)
     return [groups[key] for key in sorted(groups)]
-
-
-def _job_name(group: Sequence[Stage]) -> str:
-    """Return the name of the job that runs the stages ``group``.
-
-    Examples: ``04_fold_training`` for one stage, ``01_data_index_to_03_augmentation`` for several.
-    """
-    return group[0].name if len(group) == 1 else f"{group[0].name}_to_{group[-1].name}"
 
 
 def _job(

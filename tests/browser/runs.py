@@ -61,7 +61,7 @@ def make_runs(folder: Path) -> Runs:
     # The record and parameters of a run that was begun with such names on the command line.
     config = RunConfig(
         experiment=shown.experiment, runs_dir=str(folder / "begun"), corpus=f"/videos/{SCRIPT}/{IMAGE}/{BRACKETS}",
-        bootstrap_replicates=200,
+        bootstrap_replicates=200, model="frame_cnn",
     )  # fmt: skip
     begun = begin_run(config, command=f"python run_notebooks.py --experiment '{SCRIPT}' {IMAGE} {SQL}")
     record = json.loads(begun.run_json.read_text())

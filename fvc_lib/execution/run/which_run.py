@@ -91,17 +91,9 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     changed: dict[str, Any] = {}
     for name, declared in DECLARED.items():
         if declared.path and (value := getattr(config, name)):
-            changed[name] = _absolute(value) if isinstance(value, str) else tuple(map(_absolute, value))
+            paths = [str(Path(path).expanduser().absolute()) for path in ([value] if isinstance(value, str) else value)]
+            changed[name] = paths[0] if isinstance(value, str) else tuple(paths)
     return config.model_copy(update=changed)
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
-
-
-def _demo_params(task: str) -> Path:
-    """Return the YAML file of parameters for the built-in corpus of ``task`` (video, image or video_text)."""
-    return PARAMS / f"{TASKS[task].params}.yaml"
 
 
 def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) -> str:
@@ -114,7 +106,8 @@ def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) ->
         params_files: the YAML files of parameters that the command was given.
         config: the merged parameters.
     """
-    task, path = TASKS[config.task], _demo_params(config.task)
+    task = TASKS[config.task]
+    path = PARAMS / f"{task.params}.yaml"  # for the built-in corpus
     uses_demo = path.resolve() in [file.resolve() for file in params_files]
     is_default = task.name == DEFAULT_TASK and config.model == RunConfig.model_fields["model"].default
     if uses_demo if config.corpus else is_default and not uses_demo:
@@ -274,7 +267,7 @@ def open_run(
         typed = [text for name, value in sorted(values.items()) for text in ("-p", name, as_text(value))]
         remedy = "Put the values back." if needs else 'Put the values back, or begin a run with them: run_dir = "new".'
         return run, config_to_resume(run, given, typed, remedy), False
-    demo = _demo_params(given.config.task)
+    demo = PARAMS / f"{TASKS[given.config.task].params}.yaml"
     if needs:
         raise UsageError(
             f"{stage} reads tables of {', '.join(needs)}, which a new run does not have. Open the notebooks from "

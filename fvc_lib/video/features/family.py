@@ -410,7 +410,10 @@ def _exported(frame: VideoFrame) -> tuple[str, tuple[float, float], float, Float
     if not isinstance(vectors, MotionVectors):
         return letter, qp, np.nan, np.empty((0, 2), np.float32)
     listed = vectors.to_ndarray()
-    intra = _intra_share(listed, frame.width, frame.height) if letter == "P" else np.nan
+    intra = np.nan
+    if letter == "P":  # the share of the area that is not predicted from another frame
+        area = -(-frame.width // _MACROBLOCK) * -(-frame.height // _MACROBLOCK) * _MACROBLOCK**2
+        intra = float(max(0.0, 1 - (listed["w"].astype(np.int64) * listed["h"]).sum() / area))
     return letter, qp, intra, _motion(listed)
 
 
@@ -436,12 +439,3 @@ def _motion(vectors: np.ndarray) -> Float32:
     # A vector points from a block to its match in an earlier frame (source below 0) or a later frame.
     towards = np.sign(chosen["source"]) / np.maximum(chosen["motion_scale"], 1)
     return np.stack([chosen["motion_x"] * towards, chosen["motion_y"] * towards], axis=1).astype(np.float32)
-
-
-def _intra_share(vectors: np.ndarray, width: int, height: int) -> float:
-    """Return the share of a P frame's area that is not predicted from another frame.
-
-    ``vectors`` is PyAV's structured array of motion vectors; ``width`` and ``height`` are in pixels.
-    """
-    area = -(-width // _MACROBLOCK) * -(-height // _MACROBLOCK) * _MACROBLOCK**2
-    return float(max(0.0, 1 - (vectors["w"].astype(np.int64) * vectors["h"]).sum() / area))
