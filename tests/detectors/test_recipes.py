@@ -1,6 +1,7 @@
 """D3, STALL and ReStraV: their numbers against their formulas, written here from the papers."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -124,7 +125,8 @@ def test_a_new_clip_is_judged_as_in_training(name, shape):
     estimator = DETECTORS.get(config.model).estimator
     arrays = estimator.fit(values, np.array([0, 1, 0, 1]), np.ones(4), estimator.candidates[0])
     with torch.inference_mode():
-        found = probe(build_detector(config).trunk, config, arrays)(frames).numpy()
+        weights = {key: torch.from_numpy(np.asarray(array)) for key, array in arrays.items()}
+        found = probe(build_detector(config).trunk, config, Path("fold_0"), weights)(frames).numpy()
     np.testing.assert_allclose(found, estimator.logits(arrays, values), rtol=1e-6)
 
 
