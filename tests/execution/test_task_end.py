@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -134,6 +135,8 @@ def server(request):
     if request.param == "own":
         yield None
         return
+    if sys.platform != "linux":
+        pytest.skip("only Linux forks kernels")
     server = KernelServer(kernel_environment(os.environ))
     yield server
     server.close()

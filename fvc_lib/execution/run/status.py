@@ -229,9 +229,9 @@ def status_now(run: RunPaths) -> RunStatus:
         if stage.state == "running" and not is_task_worked_on(run.root, key):
             stage.state, stage.reason = "interrupted", "its runner is gone; --resume goes on"
         elif stage.state == "done" and not (run.stage_checkpoint(key).exists() or is_task_worked_on(run.root, key)):
-            status.state, stage.state, stage.reason = (
-                "interactive", "pending", "trained again in a notebook; --resume goes on when that has ended"
-            )  # fmt: skip
+            status.state = "interactive"
+            stage.state = "pending"
+            stage.reason = "trained again in a notebook; --resume goes on when that has ended"
     if status.shared:
         status.follow_tasks()
     elif status.state == "running" and not is_worked_on(run.root):

@@ -404,7 +404,9 @@ def fitted(
     Raises:
         StoppedError: ``stop`` returned True between two candidates.
     """
-    labels, values, first = labels_of(train), source.of(train), 0
+    labels = labels_of(train)
+    values = source.of(train)
+    first = 0
     class_weights = np.array(data.class_weights(train) if config.class_balance == "loss" else (1.0, 1.0))
     judged = np.array([not row.is_pseudo_fake for row in train])
     folds, views = data.inner_folds(train, INNER_FOLDS, config.seed), dict[str, Found]()
@@ -434,7 +436,9 @@ def _fitted_view(
     model: ClassicalModel, rows: "_Rows", judged: IntArray, folds: IntArray, stop: Callable[[], bool]
 ) -> Found:
     """Choose settings for one view; ``folds`` are the inner folds of ``rows``, ``judged`` marks rows with a loss."""
-    candidates, held_out, labels = list[Candidate](), list[FloatArray](), rows.labels
+    candidates = list[Candidate]()
+    held_out = list[FloatArray]()
+    labels = rows.labels
     for settings in model.candidates:
         if stop():
             raise StoppedError("stopped as requested before the model was fitted: resume the run to fit it.")
