@@ -9,7 +9,9 @@ task, such as ``video`` or ``image``, provides its part as a ``Training``. One p
 import copy
 import inspect
 import logging
+import os
 import re
+import shutil
 import textwrap
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -415,8 +417,8 @@ class OpenTraining(Generic[R]):
         begun_with: class and code of the network (``TrainedClass.identity``) in the process that started this rank. If
             this rank would train another class or code, that is an error. None: not checked.
         cell: text of the notebook's cell with the loop. If it or the network's code differs from an earlier training
-            in the run, that training's files move to ``superseded``, and the training begins from the start. Empty:
-            the loop is that of ``train``.
+            in the run, that training's files and metrics move to ``superseded``, and the training begins from the
+            start. Empty: the loop is that of ``train``.
 
     Raises:
         DataError: data are missing, or too few for the training or its evaluation.
@@ -465,20 +467,29 @@ class OpenTraining(Generic[R]):
             self.route = f"{config.num_ranks} ranks train with the loop of the library: the loop here is not used."
             return
         if cell:
-            self._note_loop({"loop": functions_in(cell), "network": [kind.name, kind.code]})
+            inputs = {"loop": functions_in(cell), "network": [kind.name, kind.code]}
+            self._note_loop(inputs, paths.metrics(stage, fold))
         self._found = self._ranks.from_leader("outcome", self._stored)
         names = ", ".join(network.name or "the model" for network in training.networks)
         self.route = f"This loop trains, one after another: {names}."
         if self._found:
             self.route = "The training is finished, so the loop has nothing to do. An edit of its cell trains again."
 
-    def _note_loop(self, inputs: Mapping[str, Any]) -> None:
-        """Move the files of an earlier training away if it had other ``inputs``, then record these."""
+    def _note_loop(self, inputs: Mapping[str, Any], log: Path) -> None:
+        """Move the files of an earlier training and its metric ``log`` away if it had other ``inputs``; record these.
+
+        The log's lines are copied and deleted, as its writer may have opened it already.
+        """
         known = read_document(self._folder / LOOP)
         if known and known != inputs:
-            target = self._paths.next_superseded() / self._folder.relative_to(self._paths.root)
-            target.parent.mkdir(parents=True)
-            self._folder.rename(target)
+            aside = self._paths.next_superseded()
+            old_log, old_folder = (aside / path.relative_to(self._paths.root) for path in (log, self._folder))
+            old_folder.parent.mkdir(parents=True)
+            if log.exists():
+                old_log.parent.mkdir()
+                shutil.copy2(log, old_log)
+                os.truncate(log, 0)
+            self._folder.rename(old_folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         write_document(self._folder / LOOP, dict(inputs))
 

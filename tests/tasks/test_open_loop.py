@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from fvc_lib.analysis.read.queries import learning_curves
 from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.shared_training import OUTCOME
 from fvc_lib.tasks.video.predicting import networks_of_run
 from fvc_lib.tasks.video.training import VideoTask, open_training, train_fold
@@ -97,6 +99,29 @@ def test_an_edited_cell_trains_again_with_its_loss_or_network_and_a_comment_does
     tiny.paths.params_yaml.write_text(tiny.config.to_yaml())
     with pytest.raises(UsageError, match=r"Brightness stands in a notebook's cell.*-p model FILE.py:CLASS"):
         networks_of_run(tiny.paths, [0])
+
+
+def test_an_edited_loop_that_is_interrupted_shows_none_of_the_steps_of_the_training_before(tiny_training):
+    tiny = tiny_training.with_config(epochs=2)
+    file = tiny.paths.metrics("04_fold_training", 0)
+
+    def losses():
+        return learning_curves([tiny.paths], metrics=["loss"], phases=["train"]).frame["value"].to_list()
+
+    with MetricLog(file, run_id=tiny.paths.run_id, fold=0) as log:
+        run_cell(LOOP, tiny, log)
+    before = losses()
+    whole = file.read_bytes()
+    edited = LOOP.replace(
+        "network, batch in training.batches()", "i, (network, batch) in enumerate(training.batches())"
+    )
+    edited = edited.replace("training.loss", "3 * training.loss") + "\n    if i == 2:\n        break"
+    with MetricLog(file, run_id=tiny.paths.run_id, fold=0, attempt=2) as log, pytest.raises(UsageError, match="end"):
+        run_cell(edited, tiny, log)
+    assert 1 <= len(losses()) < len(before)
+    assert losses()[0] == pytest.approx(3 * before[0])
+    (old,) = tiny.paths.superseded.glob(f"*/{file.relative_to(tiny.paths.root)}")
+    assert old.read_bytes() == whole
 
 
 def test_a_loop_without_a_step_is_refused(tiny_training, list_log):
