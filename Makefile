@@ -88,9 +88,9 @@ docs: setup-docs  ## Build the documentation with its reference: build/docs/inde
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
 	@echo build/docs/index.html
 
-demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus, show where the report is, and judge one video
+demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus, show where the report is, and judge two new videos
 	$(RUN) run_notebooks.py --params params/demo.yaml
-	$(RUN) run_notebooks.py predict latest $(or $(FVC_DATA_DIR),data)/sample_corpus/videos/clip_000.mp4 --map-minutes 0
+	$(RUN) run_notebooks.py predict latest $(or $(FVC_DATA_DIR),data)/sample_new --map-minutes 0
 
 demo-image: $(STAMP)  ## Train image recognition with regression on built-in pictures of dishes
 	$(RUN) run_notebooks.py --params params/image.yaml

@@ -9,7 +9,7 @@ import polars as pl
 from fvc_lib.corpus.samples import drawings
 from fvc_lib.corpus.samples.drawings import draw, generate_sample_dishes, plan_clips
 from fvc_lib.corpus.samples.footage import Shot, draw_camera, generator_for, render_shot
-from fvc_lib.corpus.samples.videos import MANIPULATIONS, manifest_of, plan_events
+from fvc_lib.corpus.samples.videos import MANIPULATIONS, generate_new_videos, manifest_of, plan_events
 
 
 def test_drawn_pixels_are_those_of_these_corpus_versions():
@@ -55,6 +55,17 @@ def test_missing_files_are_made_again_and_those_of_another_version_too(monkeypat
         assert {path: path.read_bytes() for path in files} == files
         list(files)[5].write_bytes(b"of another version")
     assert (tmp_path / "images/mine.txt").exists()
+
+
+def test_missing_new_videos_are_made_and_others_left_alone(tmp_path):
+    generate_new_videos(tmp_path)
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert sorted(path.stem for path in files) == ["fake", "real"]
+    first, second = files
+    first.unlink()
+    second.write_bytes(b"kept")
+    generate_new_videos(tmp_path)
+    assert {path: path.read_bytes() for path in files} == {first: files[first], second: b"kept"}
 
 
 def test_no_test_caption_is_in_training_but_every_two_of_its_words_are():

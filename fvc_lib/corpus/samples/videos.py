@@ -34,7 +34,7 @@ from fvc_lib.corpus.samples.footage import (
     resize_plane,
     split_planes,
 )
-from fvc_lib.services.atomic_files import AnyPath
+from fvc_lib.services.atomic_files import AnyPath, write_bytes
 from fvc_lib.services.config import RunConfig
 
 # --- Manipulations, which make the fakes. They are strong enough to be seen in six frames of 112 pixels: the corpus
@@ -153,6 +153,7 @@ MANIPULATIONS = {
 # Any change that alters a byte of a clip needs another version: finished corpora are recognised by it.
 CORPUS_VERSION = "2"
 _SAMPLE = "sample_corpus"  # name of the folder, and so of the corpus
+_NEW = "sample_new"  # folder of the videos that are in no corpus
 DESIGN_SEED = 15
 
 EVENTS_PER_LABEL = 20
@@ -246,6 +247,18 @@ def generate_sample_corpus(folder: AnyPath, *, progress: Callable[[int, int], No
     return generate(Path(folder), notice, plan, manifest_of(events), progress)
 
 
+def generate_new_videos(folder: Path) -> None:
+    """Write one real and one fake video to ``folder`` if they are missing: new ones, on which to try ``fvc predict``.
+
+    They are made as those of the sample corpus, but are of other events.
+    """
+    for label, manipulation in (("real", None), ("fake", "region_splice")):
+        event = _event(f"new_{label}", 0, label, EVENTS_PER_LABEL, manipulation, 0)
+        path = folder / f"{label}{Path(event.clips[0].path).suffix}"
+        if not path.is_file():
+            write_bytes(path, make_event(event)[0])
+
+
 def make_event(event: EventPlan) -> list[bytes]:
     """Return the bytes of the files of ``event.clips``, in the order of these clips."""
     footage = film(event, "base", _camera(event))
@@ -334,10 +347,12 @@ def _vary(frames: Planes, variant: str, seed: str) -> Planes:
 def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None = None) -> Path:
     """Return the path of the run's corpus: ``config.corpus``, or the sample corpus in ``data_dir`` if that is empty.
 
-    Missing files of the sample corpus are written. ``progress`` is called with (clips done, number of all clips).
+    Missing files of the sample corpus are written, and next to it those of ``generate_new_videos``. ``progress`` is
+    called with (clips done, number of all clips).
     """
     if config.corpus:
         return Path(config.corpus)
+    generate_new_videos(Path(config.data_dir) / _NEW)
     return generate_sample_corpus(Path(config.data_dir) / _SAMPLE, progress=progress)
 
 
