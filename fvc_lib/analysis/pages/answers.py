@@ -200,7 +200,7 @@ def verdict_table(table: pl.DataFrame, pages: Mapping[str, str]) -> HtmlTable:
         pl.col("path").str.split("/").list.last().alias("file"),
         pl.coalesce("verdict", unread).alias("verdict"),
         pl.Series("score", scores, dtype=pl.String),
-        "probability",
+        *(["probability"] if table["probability"].count() else []),
         pl.col("reasons").str.replace_all("\n", " "),
     )
     caption = "Scores are probabilities of fake, the mean over the networks; a name leads to the file's own page"
