@@ -136,3 +136,5 @@ def test_code_that_changes_while_a_stage_runs_is_not_recorded_as_one_version(mak
     assert code == 0
     assert "changed while it ran" in shown
     assert project.plan(run)[0].reason == "not finished yet"
+    now = status_now(run)
+    assert (states(now), "changed while it ran" in str(now.stages["one"].reason)) == (["interrupted", "pending"], True)

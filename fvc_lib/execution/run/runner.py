@@ -292,7 +292,8 @@ class Runner:
             if before is None or fingerprint.fingerprint_of(task, at_work.notebook, run, config) == before:
                 fingerprint.record_finished(task, before, run)
             else:
-                self.terminal.line(f"  {task.key}: its code or inputs changed while it ran; --resume repeats it")
+                stage.reason = "its code or inputs changed while it ran; --resume repeats it"
+                self.terminal.line(f"  {task.key}: {stage.reason}")
         return stage
 
     def _ended(self, task: Task, stage: StageStatus, schedule: Schedule) -> None:

@@ -218,8 +218,11 @@ def status_now(run: RunPaths) -> RunStatus:
     """Return the status of ``run``, corrected for processes that have died. The file is not changed.
 
     A task or run that is recorded as running, but that no process works on, is returned as interrupted. A task that is
-    recorded as done has lost its record if a notebook that a user runs began to train it again. It is returned as
-    pending, because a notebook holds no lock that shows whether it is still at work, and its run as interactive.
+    recorded as done, but has no ``checkpoints/stage_<name>.json``, is returned as pending. There are two cases:
+
+    - Its code or inputs changed while it ran. The run is returned as interrupted.
+    - A user's notebook began to train it again. The run is returned as interactive, because a notebook holds no lock
+      that shows whether it is still at work.
 
     Raises:
         DataError: as in ``read_status``.
@@ -229,9 +232,9 @@ def status_now(run: RunPaths) -> RunStatus:
         if stage.state == "running" and not is_task_worked_on(run.root, key):
             stage.state, stage.reason = "interrupted", "its runner is gone; --resume goes on"
         elif stage.state == "done" and not (run.stage_checkpoint(key).exists() or is_task_worked_on(run.root, key)):
-            status.state = "interactive"
+            status.state = "interrupted" if stage.reason else "interactive"
             stage.state = "pending"
-            stage.reason = "trained again in a notebook; --resume goes on when that has ended"
+            stage.reason = stage.reason or "trained again in a notebook; --resume goes on when that has ended"
     if status.shared:
         status.follow_tasks()
     elif status.state == "running" and not is_worked_on(run.root):
