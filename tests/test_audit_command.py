@@ -8,8 +8,11 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
+from fvc_lib.command_line import records
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.records import execute_record
+from fvc_lib.execution.run.session import file_reporter
+from tests.execution.conftest import wait_for
 
 DOCS = Path(__file__).parents[1] / "docs" / "audit.md"
 
@@ -82,3 +85,12 @@ def test_an_audit_that_fails_leaves_with_the_code_of_its_kind(tmp_path):
     parameters = {"score_table": str(tmp_path / "gone.csv"), "output_folder": str(tmp_path)}
     asked = {"title": "Audit", "runs_dir": str(tmp_path), "product": "audit"}
     assert execute_record("40_score_audit", tmp_path, parameters, **asked) == 2
+
+
+def test_the_first_line_of_progress_does_not_wait_for_the_time_between_lines(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(records, "_LINE_SECONDS", 1e6)
+    file, lines = tmp_path / "progress.json", []
+    with records._shown(file):
+        file_reporter(file, "videos")(3, 8)
+        wait_for(lambda: lines.append(capsys.readouterr().err) or lines[-1], "a line of progress")
+    assert lines[-1] == "videos 3 of 8\n"

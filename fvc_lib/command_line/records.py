@@ -34,6 +34,7 @@ from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, ENSEMBLE_RECORD, find_r
 from fvc_lib.services.tables import ROBUSTNESS_RESULTS, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, ENSEMBLE, ROBUSTNESS, SCORE_AUDIT
 
+_LOOK_SECONDS = 1.0  # how often progress is looked for
 _LINE_SECONDS = 10.0  # time between lines of progress
 
 
@@ -106,16 +107,19 @@ def execute_record(
 
 @contextmanager
 def _shown(path: Path) -> Iterator[None]:
-    """Print the progress that another process writes into ``path`` during the block, a line every ten seconds.
+    """Print the progress that another process writes into ``path`` during the block.
 
-    The file is deleted before and after the block.
+    The first line comes within a second of the first progress, then one every ten seconds. The file is deleted before
+    and after the block.
     """
     path.unlink(missing_ok=True)
     ended = threading.Event()
 
     def show() -> None:
-        while not ended.wait(_LINE_SECONDS):
-            if (progress := read_progress(path)) is not None:
+        shown = -_LINE_SECONDS
+        while not ended.wait(_LOOK_SECONDS):
+            if time.monotonic() - shown >= _LINE_SECONDS and (progress := read_progress(path)) is not None:
+                shown = time.monotonic()
                 click.echo(f"{progress.what} {progress.done:,} of {progress.total:,}", err=True)
 
     thread = threading.Thread(target=show, daemon=True)
