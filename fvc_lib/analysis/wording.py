@@ -7,9 +7,11 @@ from html import escape, unescape
 from fvc_lib.metrics.declaration import declaration
 
 NOT_RECORDED = "not recorded"
-# A command in a sentence: the program up to a bracket, comma or semicolon, or a parameter with its value.
-COMMAND = re.compile(
-    r"(?<![\w/.-])((?:(?:[\w./-]*python3? \S*)?run_notebooks\.py|fvc) [^();,]*[^();,. ]|-p \w+ [\w.:=/+-]*\w)"
+# A command in a sentence: the program up to a bracket, comma, semicolon or the sentence's end, except where the shell
+# quotes them, or a parameter with its value.
+_COMMAND = re.compile(
+    r"(?<![\w/.-])((?:(?:[\w./-]*python3? \S*)?run_notebooks\.py|fvc) "
+    r"(?:'[^']*'|[^();,.']|\.(?=\S))*(?:'[^']*'|[^();,.' ])|-p \w+ [\w.:=/+-]*\w)"
 )
 
 SOURCE_NAMES = {
@@ -28,6 +30,13 @@ SOURCE_NAMES = {
     "chance": "Chance",
     "most_frequent_caption": "Most frequent caption",
 }
+
+
+def with_commands(text: str) -> str:
+    """Return ``text`` as HTML, with the commands in it as code."""
+    parts = [escape(part) for part in _COMMAND.split(text)]
+    parts[1::2] = [f"<code>{command}</code>" for command in parts[1::2]]
+    return "".join(parts)
 
 
 def source_name(source: str) -> str:

@@ -13,6 +13,7 @@ from fvc_lib.analysis.wording import (
     duration_text,
     interval_text,
     number_text,
+    with_commands,
 )
 from fvc_lib.services.config import meaning
 
@@ -36,6 +37,20 @@ def test_a_command_in_the_meaning_of_a_parameter_is_code_in_a_browser_and_plain_
     table = HtmlTable(pl.DataFrame({"value": "fvc doctor", "meaning": meaning("model")}))
     assert re.findall("<code>(.*?)</code>", table._repr_html_()) == ["fvc detectors"]
     assert "a name in the list of fvc detectors" in repr(table)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "commands"),
+    [
+        ("Go on: fvc --resume '/a (b)/run;1, x.y'. It's <b>.", ["fvc --resume '/a (b)/run;1, x.y'"]),
+        ("fvc status /runs/run.1 shows it. Then fvc clean, or -p workers 1.",
+         ["fvc status /runs/run.1 shows it", "fvc clean", "-p workers 1"]),
+    ],
+)  # fmt: skip
+def test_a_command_in_a_sentence_is_code_as_far_as_the_shell_reads_it(sentence, commands) -> None:
+    page = with_commands(sentence)
+    assert unescape(re.sub("</?code>", "", page)) == sentence
+    assert list(map(unescape, re.findall("<code>(.*?)</code>", page))) == commands
 
 
 def test_numbers_carry_units_and_missing_ones_say_so() -> None:

@@ -111,7 +111,7 @@ class HtmlTable(Displayed):
     def _cell(self, name: str, value: object, place: int) -> str:
         shown = self._shown(name, value)
         # Meanings of parameters name commands.
-        text = wording.COMMAND.sub(r"<code>\1</code>", escape(shown)) if name == "meaning" else escape(shown)
+        text = wording.with_commands(shown) if name == "meaning" else escape(shown)
         if name in self.links and (address := self.links[name][place]):
             text = f'<a href="{escape(address)}">{text}</a>'
         if name == "standing" and value in STANDING_COLORS:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from pygments.formatters.html import HtmlFormatter
 
 from fvc_lib.analysis import wording
@@ -42,7 +42,7 @@ def _environment() -> jinja2.Environment:
         "interval": lambda score: wording.interval_text(score.value, score.low, score.high),
         "number": wording.number_text, "bytes": wording.bytes_text, "duration": wording.duration_text,
         "source_name": wording.source_name, "count": wording.count_text,
-        "commands": lambda text: Markup(wording.COMMAND.sub(r"<code>\1</code>", str(escape(wording.clean_text(text))))),
+        "commands": lambda text: Markup(wording.with_commands(wording.clean_text(text))),
         # ``Fold training: can a network ...?, fold 2`` becomes ``Fold training, fold 2``.
         "short": lambda title: re.sub(r": .*?(, fold \d+)?$", r"\1", title),
     }  # fmt: skip
