@@ -16,7 +16,7 @@ from fvc_lib.detectors.stall import STALL, shares
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, View
-from fvc_lib.tasks.video.classical import EmbeddedClips, probe
+from fvc_lib.tasks.video.classical import EmbeddedClips, arrays_of, probe
 
 T = 16
 
@@ -128,6 +128,32 @@ def test_a_new_clip_is_judged_as_in_training(name, shape):
         weights = {key: torch.from_numpy(np.asarray(array)) for key, array in arrays.items()}
         found = probe(build_detector(config).trunk, config, Path("fold_0"), weights)(frames).numpy()
     np.testing.assert_allclose(found, estimator.logits(arrays, values), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("d3:efficientnet_lite0", (8, 5)), ("stall:efficientnet_lite0", (8, 5)), ("restrav:efficientnet_lite0", (21,)),
+        ("forensic_svm", (5,)), ("forensic_boosting", (5,)),
+    ],
+)  # fmt: skip
+def test_a_stored_model_without_an_array_or_of_other_features_is_refused_with_file_and_array(name, shape):
+    config, labels = RunConfig(model=name), np.arange(60) % 2
+    values = np.random.default_rng(1).normal(size=(60, *shape)) + labels.reshape(-1, *[1] * len(shape))
+    estimator = DETECTORS.get(name).estimator
+    weights = {
+        key: torch.from_numpy(np.asarray(array))
+        for key, array in estimator.fit(values, labels, np.ones(60), estimator.candidates[0]).items()
+    }
+    path, size = Path("bundle/fold_0.safetensors"), shape[-1]
+    assert arrays_of(path, weights, config, {"": size}).keys() == weights.keys()
+    for absent in weights:
+        rest = {key: array for key, array in weights.items() if key != absent}
+        with pytest.raises(UsageError, match=f"fold_0.safetensors': the array '{absent}' is missing. Get the file"):
+            arrays_of(path, rest, config, {"": size})
+    if not name.startswith("d3"):  # which measures any number of features
+        with pytest.raises(UsageError, match=f"fold_0.safetensors': its arrays do not fit {size - 1} features: "):
+            arrays_of(path, weights, config, {"": size - 1})
 
 
 def test_what_a_model_on_features_over_time_cannot_use_is_refused():

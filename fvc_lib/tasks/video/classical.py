@@ -34,7 +34,7 @@ from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.checkpoint_files import BEST, DamagedCheckpointError, weights_digest, write_weights_with_digest
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import StoppedError, UsageError, command_text
+from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.shared_training import TrainedClass
 from fvc_lib.tasks.video import data
@@ -52,6 +52,7 @@ from fvc_lib.video.features.family import FeatureFamily, families_named
 from fvc_lib.video.features.worker import code_of
 
 INNER_FOLDS = 5
+_FRAMES_TRIED = 8  # of a made-up video; models on all frames take four or more
 
 
 # Features of a fold's videos
@@ -332,14 +333,17 @@ def labels_of(rows: Sequence[ClipRow]) -> IntArray:
 def arrays_of(path: Path, weights: Mapping[str, Tensor], config: RunConfig, sizes: Mapping[str, int]) -> Arrays:
     """Return the arrays of a fitted model's views from ``weights``, which were read from the file ``path``.
 
-    ``sizes`` maps the views to their numbers of features. The arrays of logistic regressions are checked: NumPy would
-    compute logits from some that do not fit together.
+    ``sizes`` maps the views to their numbers of features. The model computes the logits of two made-up videos, which
+    takes all arrays. Those of logistic regressions are compared one by one, too: NumPy would compute logits from some
+    that do not fit together.
 
     Raises:
         UsageError: an array is missing or does not fit the others.
     """
     own = {name: tensor.numpy() for name, tensor in weights.items() if name.rpartition("/")[0] in sizes}
-    for view, size in sizes.items() if model_of(config).logits is classical.LOGISTIC.logits else ():
+    model, total = model_of(config), sum(sizes.values())
+    remedy = "Get the file again, or train again."
+    for view, size in sizes.items() if model.logits is classical.LOGISTIC.logits else ():
         begin = f"{view}/" * bool(view)
         more = size + own.get(f"{begin}indicator", np.empty(())).size
         wanted = {"median": size, "indicator": more - size, "mean": more, "scale": more, "weight": more, "intercept": 1}
@@ -347,9 +351,16 @@ def arrays_of(path: Path, weights: Mapping[str, Tensor], config: RunConfig, size
             found = own.get(begin + name, np.empty(()))
             if found.shape != (wanted.get(name, 1),) or (name == "indicator" and not np.isin(found, range(size)).all()):
                 raise UsageError(
-                    f"{str(path)!r}: the array {begin + name!r} is missing, or does not fit {size:,} features. Get the "
-                    "file again, or train again."
+                    f"{str(path)!r}: the array {begin + name!r} is missing, or does not fit {size:,} features. {remedy}"
                 )
+    try:
+        logits_of(config, own, np.zeros((2, _FRAMES_TRIED, total) if model.per_frame else (2, total)))
+    except FvcError:
+        raise
+    except KeyError as error:
+        raise UsageError(f"{str(path)!r}: the array {error.args[0]!r} is missing. {remedy}") from error
+    except Exception as error:  # NumPy, torch and the boosters have their own
+        raise UsageError(f"{str(path)!r}: its arrays do not fit {total:,} features: {error}. {remedy}") from error
     return own
 
 
@@ -549,7 +560,7 @@ def fitted_model(path: Path, weights: Mapping[str, Tensor], config: RunConfig) -
             f"with the version that fitted it, or fit it again: {command_text('--force', '04', '--resume', 'RUN')}"
         )
     caution = ""
-    if stored["families"] != here["families"]:
+    if stored.get("families") != here["families"]:
         caution = (
             "Forensic features are measured by other code or package versions than when the model was fitted: scores "
             "may differ a little."
