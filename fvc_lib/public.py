@@ -104,7 +104,7 @@ def make_folds(index: pl.DataFrame, num_folds: int = 5, seed: int = 0) -> pl.Dat
         A table sorted by ``video_id`` with the columns ``video_id group_id label fold``; folds begin at 0.
 
     Raises:
-        UsageError: a column is missing, or ``num_folds`` is below 2.
+        UsageError: a column is missing, a video has two rows, there is no row, or ``num_folds`` is below 2.
         DataError: a label has fewer groups than there are folds.
 
     Examples:
@@ -114,6 +114,9 @@ def make_folds(index: pl.DataFrame, num_folds: int = 5, seed: int = 0) -> pl.Dat
     """
     from fvc_lib.corpus import folds
 
+    if not isinstance(index, pl.DataFrame):
+        made = "polars.from_pandas(TABLE) makes one of pandas' tables"
+        raise UsageError(f"make_folds: index: got {type(index).__name__}, wanted a polars DataFrame; {made}.")
     missing = [name for name in _OF_FOLDS if name not in index.columns]
     if missing:
         raise UsageError(f"make_folds: the table has no column {', '.join(missing)}. It needs {', '.join(_OF_FOLDS)}.")
@@ -122,6 +125,8 @@ def make_folds(index: pl.DataFrame, num_folds: int = 5, seed: int = 0) -> pl.Dat
     labels = set(index["label"].unique().to_list())
     if labels - {"real", "fake"}:
         raise UsageError(f"make_folds: column label: got {sorted(map(str, labels))[:5]}, wanted real and fake.")
+    if index.is_empty() or index["video_id"].is_duplicated().any():
+        raise UsageError("make_folds: column video_id: wanted at least one video, and each in one row.")
     return folds.make_folds(index.with_columns(pl.col("video_id", "group_id").cast(pl.String)), num_folds, seed)
 
 
@@ -196,6 +201,10 @@ class Detector:
         self._predictor = predictor
         self.name, self.task = predictor.name, predictor.config.task
         self.worth = tuple(predictor.standing.sentences)
+
+    def __repr__(self) -> str:
+        """Return the name and the task of the model."""
+        return f"Detector(name={self.name!r}, task={self.task!r})"
 
     def predict(self, files: AnyPath | Sequence[AnyPath], *, error_rate: float = 0.1) -> pl.DataFrame:
         """Return one row per file, in the order of ``files``. A bad file gives a row with its ``failure``.

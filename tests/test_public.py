@@ -43,6 +43,9 @@ def test_scores_are_evaluated_with_intervals_over_groups() -> None:
     assert "brier_score" not in fvc.evaluate(labels, scores * 3, groups=groups)["metric"]
 
 
+FOLDED = ("video_id", "group_id", "label")
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -53,6 +56,9 @@ def test_scores_are_evaluated_with_intervals_over_groups() -> None:
         (lambda: fvc.evaluate([0, 1], [0.5, 0.1], groups=["a"]), ("groups",)),
         (lambda: fvc.make_folds(pl.DataFrame({"video_id": ["a"], "label": ["real"]})), ("group_id",)),
         (lambda: fvc.make_folds(pl.DataFrame({"video_id": ["a"], "group_id": ["a"], "label": ["0"]})), ("label",)),
+        (lambda: fvc.make_folds([1, 2]), ("list", "polars")),
+        (lambda: fvc.make_folds(pl.DataFrame(schema=dict.fromkeys(FOLDED, pl.String))), ("video_id", "one row")),
+        (lambda: fvc.make_folds(pl.DataFrame(dict.fromkeys(FOLDED[:2], ["a"] * 2) | {"label": "real"})), ("one row",)),
         (lambda: fvc.decode_clip("video.mp4", 0), ("num_frames", "0")),
         (lambda: fvc.index("nowhere"), ("nowhere",)),
         (lambda: fvc.index("nowhere", epochz=3), ("epochz",)),

@@ -570,6 +570,8 @@ def clean(yes: bool, days: float, models: bool, runs_dir: Path | None) -> None:
     parts = [part for run, state in pairs if state == "done" for part in _parts_of_run(run, before, models=models)]
     if "busy" not in states:  # a run at work needs the cache
         parts += _parts_of_cache(Path(config.cache_dir), before)
+    if not parts:
+        click.echo(f"Nothing was last used {days:g} days ago or earlier; --days states another age.")
     for path, what, size, delete in parts:
         click.echo(f"{size / 1e6:10,.1f} MB  {path}: {what}")
         try:

@@ -172,7 +172,7 @@ class Commands(click.Group):
                 context.exit(_unforeseen(error))
 
 
-_WRITABLE = "May it be written? Else choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR, FVC_DATA_DIR"
+_WRITABLE = "May it be written? Else choose another folder: --out or --to, FVC_RUNS_DIR, FVC_CACHE_DIR, FVC_DATA_DIR"
 _FULL = "Make room (fvc clean shows what may go), or choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR"
 
 

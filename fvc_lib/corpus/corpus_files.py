@@ -269,6 +269,8 @@ class CorpusFiles:
             is_missing = isinstance(error, FileNotFoundError) or os.path.islink(full)  # noqa: PTH114
             reason = f"missing_{self.kind}" if is_missing else "unreadable"
             remedy = "Check its spelling (case, '/', Unicode form), links and permissions, restore it, or drop its row."
+            if full != full.encode(errors="replace").decode():
+                remedy = "The name is no UTF-8. If the file exists, save the table as UTF-8."
             return Refusal(reason, f"no file {path!r} in the corpus folder: {error.strerror}. {remedy}")
         place = full if os.path.islink(full) else os.path.dirname(full)  # noqa: PTH114, PTH120
         if not self._allow_outside and not f"{self._real(place)}{os.sep}".startswith(self._real_prefix):

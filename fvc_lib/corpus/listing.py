@@ -224,7 +224,8 @@ def recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
         if not is_pattern(corpus):
             os.listdir(corpus) if corpus.is_dir() else corpus.stat()  # noqa: PTH208 - only to see that it can be read
     except OSError as error:
-        raise UsageError(f"corpus {str(corpus)!r}: {error.strerror}. {accepted}") from error
+        what = "Name a folder of videos, a manifest (CSV, TSV, Parquet) or tars."
+        raise UsageError(f"corpus {str(corpus)!r}: {error.strerror}. {what}") from error
     for loader in loaders:
         if loader.recognises(corpus):
             return loader

@@ -149,6 +149,18 @@ def test_the_videos_of_a_case_are_of_one_group_and_have_one_label(tmp_path: Path
         read_corpus(write_csv(tmp_path / "m.csv", header, *rows, ("d.mp4", "real", "", "1")))
 
 
+def test_a_manifest_next_to_label_folders_is_pointed_out_and_a_table_in_another_encoding_is_named(
+    tmp_path: Path,
+) -> None:
+    touch(tmp_path, "real/ü.mp4", "fake/b.mp4")
+    manifest = tmp_path / "manifest.csv"
+    assert read_corpus(tmp_path).notes == ()
+    manifest.write_bytes("path,label\nreal/ü.mp4,real\nfake/b.mp4,fake\n".encode("latin-1"))
+    assert [note.split()[:1] for note in read_corpus(tmp_path).notes] == [["manifest.csv"]]
+    (detail,) = read_corpus(manifest).rejected["detail"]
+    assert "save the table as UTF-8" in detail
+
+
 @pytest.mark.fault(35)
 def test_paths_out_of_the_corpus_are_refused_with_their_row(tmp_path: Path) -> None:
     touch(tmp_path, "outside.mp4", "corpus/in.mp4", "corpus/sub/deep.mp4")

@@ -156,6 +156,13 @@ def test_files_are_found_in_folders_tables_and_lists_each_once(tmp_path, monkeyp
     (tmp_path / "none").mkdir()
     with pytest.raises(UsageError, match="without a file of kind video"):
         files_of(["none"])
+    (tmp_path / "other.csv").write_text("file,label\na.mp4,fake\n")
+    for wrong, words in (
+        ("other.csv", "wanted a column 'path', found 'file'"),
+        ("https://a.b/c.mp4", "Fetch the video"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            files_of([wrong])
 
 
 def test_a_copy_is_found_by_the_runs_videos_alone_and_by_all_of_them(run):

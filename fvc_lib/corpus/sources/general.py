@@ -85,7 +85,9 @@ def read_label_folders(folder: Path) -> Listing:
                 continue
             for place in places:
                 rejections.add_file(paths[place], refusal, label)
-    return listing_of_files(files, "folder", entries, rejections)
+    unread = "lies in the folder and is not read: to use its groups, name this file in place of the folder."
+    notes = [f"{name} {unread}" for name in PREFERRED_NAMES if (folder / name).is_file()]
+    return listing_of_files(files, "folder", entries, rejections, notes)
 
 
 def _label_folders(folder: Path) -> list[tuple[str, str, str | None]]:

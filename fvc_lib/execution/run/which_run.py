@@ -29,7 +29,7 @@ from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.home import NOTEBOOKS, PARAMS
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
-from fvc_lib.services.tasks import DEFAULT_TASK, TASK_OF_STAGE, TASKS
+from fvc_lib.services.tasks import TASK_OF_STAGE, TASKS
 
 _INJECTED = "# Parameters"  # papermill puts a cell with this comment after the parameters cell
 Change = tuple[object, object]
@@ -99,8 +99,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) -> str:
     """Return a warning if parameters and corpus do not fit together; else an empty text.
 
-    There are two cases. The demo's params file is used with a corpus of the user. Or the built-in sample corpus is used
-    without the demo's params file, with the default task and model.
+    That is the case if the demo's params file is used with a corpus of the user.
 
     Args:
         params_files: the YAML files of parameters that the command was given.
@@ -108,13 +107,10 @@ def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) ->
     """
     task = TASKS[config.task]
     path = PARAMS / f"{task.params}.yaml"  # for the built-in corpus
-    uses_demo = path.resolve() in [file.resolve() for file in params_files]
-    is_default = task.name == DEFAULT_TASK and config.model == RunConfig.model_fields["model"].default
-    if uses_demo if config.corpus else is_default and not uses_demo:
-        sample = f"{config.model} scored chance on the {task.sample}"
-        why = f"the values of params/{path.name} are for the {task.sample}" if config.corpus else sample
-        return f"{why}. Give --params params/{path.name} with that corpus, and -p task {task.name} with others."
-    return ""
+    if not config.corpus or path.resolve() not in [file.resolve() for file in params_files]:
+        return ""
+    own = f"Give --params params/{path.name} with that corpus, and -p task {task.name} with others."
+    return f"the values of params/{path.name} are for the {task.sample}. {own}"
 
 
 # Resume and fork

@@ -51,7 +51,7 @@ def levels_named(names: Sequence[str] = ()) -> tuple[str, ...]:
         UsageError: an unknown name, or PyAV lacks the encoder of a level.
     """
     swept = {name: recipe for name, recipe in RECIPES.items() if recipe.kind != _NOT_SWEPT}
-    words = list(dict.fromkeys([recipe.kind for recipe in swept.values()])) + list(swept)
+    words = list(dict.fromkeys([*(recipe.kind for recipe in swept.values()), *swept]))
     for name in names:
         if name not in words:
             raise UsageError(f"levels: got {name!r}.{did_you_mean(name, words)} Known: {', '.join(words)}.")

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fvc_lib.corpus.corpus_files import Kind, Rejections, is_named_as
+from fvc_lib.corpus.corpus_files import Kind, Rejections, is_named_as, some_of
 from fvc_lib.corpus.label_table import SUFFIXES, cell_text, read_label_table
 from fvc_lib.metrics.abstention import FAKE, REAL, UNDECIDED, p_values
 from fvc_lib.metrics.calibration import probabilities
@@ -95,11 +95,16 @@ def files_of(named: Sequence[str], kind: Kind = "video", *, folder_is_case: bool
                 cases = {found: path_to_text(found.parent) for found in paths}
         elif path.suffix.lower() in SUFFIXES:
             table = read_label_table(path)
+            if "path" not in map(str.lower, table.columns):
+                found = some_of(table.columns)
+                raise UsageError(f"{text}: wanted a column 'path', found {found}. Give the videos' column this name.")
             table.further_columns([("path",)])
             rows = [cells for _, cells in table.records(Rejections()) if cells["path"]]
             cases = {path.parent / cells["path"]: cell_text(cells, "case") or "" for cells in rows}
             paths = list(cases)
         else:
+            if text.startswith(("http://", "https://")):
+                raise UsageError(f"{text!r}: an address is not opened. Fetch the video, and name the file.")
             paths = [path]
         # Symbolic links are not resolved, and '~nobody' without such a user stays as it is.
         for found in paths:
