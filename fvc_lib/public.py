@@ -114,9 +114,10 @@ def make_folds(index: pl.DataFrame, num_folds: int = 5, seed: int = 0) -> pl.Dat
     """
     from fvc_lib.corpus import folds
 
-    if not isinstance(index, pl.DataFrame):
+    given: object = index  # may be anything where nobody checks types
+    if not isinstance(given, pl.DataFrame):
         made = "polars.from_pandas(TABLE) makes one of pandas' tables"
-        raise UsageError(f"make_folds: index: got {type(index).__name__}, wanted a polars DataFrame; {made}.")
+        raise UsageError(f"make_folds: index: got {type(given).__name__}, wanted a polars DataFrame; {made}.")
     missing = [name for name in _OF_FOLDS if name not in index.columns]
     if missing:
         raise UsageError(f"make_folds: the table has no column {', '.join(missing)}. It needs {', '.join(_OF_FOLDS)}.")

@@ -96,8 +96,8 @@ def files_of(named: Sequence[str], kind: Kind = "video", *, folder_is_case: bool
         elif path.suffix.lower() in SUFFIXES:
             table = read_label_table(path)
             if "path" not in map(str.lower, table.columns):
-                found = some_of(table.columns)
-                raise UsageError(f"{text}: wanted a column 'path', found {found}. Give the videos' column this name.")
+                columns = some_of(table.columns)
+                raise UsageError(f"{text}: wanted a column 'path', found {columns}. Give the videos' column this name.")
             table.further_columns([("path",)])
             rows = [cells for _, cells in table.records(Rejections()) if cells["path"]]
             cases = {path.parent / cells["path"]: cell_text(cells, "case") or "" for cells in rows}
