@@ -110,17 +110,24 @@ def write_table(frame: pl.DataFrame, schema: TableSchema, path: AnyPath) -> None
 
     Raises:
         DataError: ``frame`` does not fit ``schema``.
+        OSError: the disk is full or read-only.
     """
     path = Path(path)
     check_table(frame, schema, str(path))
     with atomic_output(path) as temporary, temporary.open("wb") as stream:
-        if path.suffix == ".parquet":
-            frame.write_parquet(stream, statistics=True, row_group_size=_ROWS_AT_ONCE)
-        elif path.suffix == ".feather":
-            # Uncompressed so that every Feather reader (pandas, R) opens it without a codec.
-            frame.write_ipc(stream, compression="uncompressed")
-        else:
-            frame.write_csv(stream)
+        try:
+            if path.suffix == ".parquet":
+                frame.write_parquet(stream, statistics=True, row_group_size=_ROWS_AT_ONCE)
+            elif path.suffix == ".feather":
+                # Uncompressed so that every Feather reader (pandas, R) opens it without a codec.
+                frame.write_ipc(stream, compression="uncompressed")
+            else:
+                frame.write_csv(stream)
+        except (OSError, pl.exceptions.PolarsError):
+            # The error of polars does not always say that the disk is full: the next write does.
+            stream.write(bytes(1 << 20))
+            stream.flush()
+            raise
         stream.flush()
         note_rewritten(path, temporary)
 

@@ -1,8 +1,10 @@
 """Schemas refuse a bad table on writing and on reading, and name the column."""
 
 import csv
+import errno
 import io
 import math
+import os
 
 import polars as pl
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from fvc_lib.services import tables
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import FOLDS, read_table, write_table
+from tests.faults.disks import small_tmpfs
 
 FRAME = pl.DataFrame({"video_id": ["a", "b"], "group_id": ["g", "h"], "label": ["real", "fake"], "fold": [0, 1]})
 
@@ -28,6 +31,26 @@ def test_a_table_of_features_has_the_columns_of_whatever_families_there_are(tmp_
     ):
         with pytest.raises(DataError, match="does not fit the features schema"):
             write_table(bad, tables.FEATURES, path)
+
+
+@pytest.mark.fault(11, 42)
+@pytest.mark.parametrize("suffix", ["parquet", "feather", "csv"])
+def test_a_full_disk_is_named_wherever_in_the_table_it_fills(suffix, tmp_path):
+    rows, errors = 1500, []
+    frame = pl.DataFrame({"video_id": [f"v{i}" for i in range(rows)], "group_id": [f"g{i * i}" for i in range(rows)]})
+    frame = frame.with_columns(pl.lit("real").alias("label"), pl.lit(0, FRAME["fold"].dtype).alias("fold"))
+    with small_tmpfs(tmp_path / "disk", "256k") as disk:
+        path, ballast = disk.folder / f"folds.{suffix}", disk.folder / "ballast"
+        while not path.exists():
+            disk.fill()
+            os.truncate(ballast, ballast.stat().st_size - len(errors) * 4096)
+            try:
+                write_table(frame, FOLDS, path)
+            except OSError as error:
+                errors.append((error.errno, error.filename))
+            disk.make_room()
+    assert len(errors) >= 2
+    assert set(errors) == {(errno.ENOSPC, str(path))}
 
 
 def test_in_csv_for_people_no_text_is_a_formula_and_tables_of_stages_stay():
