@@ -2,8 +2,8 @@
 
 A stage is one notebook of a run; a task is a stage, or one fold of it. A task is up to date when its parameters, inputs
 and code have not changed since it finished, and its outputs are as it wrote them. A training is not repeated if only
-the library's code has changed. Files of earlier attempts are moved: those of each earlier training, and the last ones
-of other stages.
+the library's code has changed. Files of earlier attempts are moved to ``superseded``. It keeps every earlier training,
+but only the last attempt of any other stage.
 """
 
 import graphlib

@@ -338,7 +338,7 @@ class Training(Generic[R]):
 
     @property
     def task(self) -> Task:
-        """The task (data, network and loss) of the model, which is the first network."""
+        """The task (data, network and loss) of the model; controls have tasks of their own in ``networks``."""
         return self.networks[0].task
 
     @property

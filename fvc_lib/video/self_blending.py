@@ -28,9 +28,9 @@ _WAVES = (2, 3, 4)  # periods around the ellipse by which its outline is deforme
 
 @dataclass(frozen=True)
 class Tint(Operation, name="tint", probability=0):
-    """Add numbers of grey levels to red, green and blue."""
+    """Shift each colour channel by a number of grey levels of its own."""
 
-    levels: tuple[float, ...]
+    levels: tuple[float, ...]  # of red, green and blue
 
     def apply(self, pixels: Float) -> Float:
         """Return changed pixels, as ``Operation.apply``."""

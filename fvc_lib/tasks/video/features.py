@@ -76,7 +76,7 @@ class FeatureSource:
             video_id: id of the video.
             augmentation_index: 0 for the original; other numbers are augmented copies.
             frames: uint8 (t, 3, S, S), the array to fill with t frames.
-            first: number of the first frame, from 0, in the row of all N T frames.
+            first: number of the first frame, from 0. It counts the frames of all N clips of the video, T in each clip.
         """
         self.clips.load(video_id, augmentation_index, frames, first)
 

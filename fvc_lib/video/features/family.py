@@ -401,7 +401,13 @@ def stream_of(source: VideoSource, table: FrameTable) -> Stream:
 
 
 def _exported(frame: VideoFrame) -> tuple[str, tuple[float, float], float, Float32]:
-    """Return the fields ``letter``, ``qp``, ``intra`` and ``motion`` of ``_Seen`` for a frame."""
+    """Return how a frame was coded, as far as its decoder exports it.
+
+    Returns:
+        A tuple of the frame type (``I``, ``P``, ``B`` or ``?``), the mean and standard deviation of the quantiser, the
+        share of a P frame's area that is not predicted from another frame, and float32 (K, 2) motion vectors. They are
+        the fields ``letter qp intra motion`` of ``_Seen``. Unknown numbers are NaN, and unknown vectors are empty.
+    """
     side_data = side_data_of(frame)
     parameters, vectors = side_data.get("VIDEO_ENC_PARAMS"), side_data.get("MOTION_VECTORS")
     letter = PictureType(frame.pict_type).name
