@@ -8,9 +8,11 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from fvc_lib.analysis.figures import comparisons, corpus, logs, results, roc_and_calibration as ranking, tasks, theme
+from fvc_lib.analysis.figures.still import _draw_trace
 from fvc_lib.analysis.pages.display import figure_bundle
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import FORGERIES, protocol_cautions
@@ -78,6 +80,12 @@ def check_look(figure: go.Figure) -> None:
     still = Image.open(io.BytesIO(base64.b64decode(figure_bundle(figure)["image/png"])))
     assert still.size == (900, figure.layout.height)
     assert len(still.getcolors()) > 8
+
+
+def test_a_still_picture_names_classes_as_they_are_called() -> None:
+    (trace,), panel = tasks.confusion_figure(PREDICTED).data, Figure().subplots()
+    _draw_trace(panel, trace.to_plotly_json(), "black", is_stacked=False)
+    assert any("<img" in label.get_text() for label in panel.get_yticklabels())
 
 
 @pytest.mark.slow

@@ -101,8 +101,8 @@ def _draw_trace(panel: Any, trace: dict[str, Any], color: str, *, is_stacked: bo
         panel.imshow(np.asarray(trace["z"], float), cmap=shades, aspect="auto", zorder=3)
         for (row, column), text in np.ndenumerate(np.asarray(trace["text"])):
             panel.text(column, row, str(text), ha="center", va="center", zorder=4)
-        panel.set_xticks(range(len(x)), list(map(str, x)))
-        panel.set_yticks(range(len(y)), list(map(str, y)))
+        panel.set_xticks(range(len(x)), list(map(plain_text, x)))
+        panel.set_yticks(range(len(y)), list(map(plain_text, y)))
     elif "fill" in trace:
         panel.fill(x, y, **look | {"color": _color(trace["fillcolor"]), "linewidth": 0})
     else:
