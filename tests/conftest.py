@@ -21,6 +21,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+# Parameters in the user's environment would count in the tests' runs.
+for name in ("FIXED_SIZE", "DATA_DIR", "RUNS_DIR", "CACHE_DIR", "MEM_GB", "TRACKER"):
+    os.environ.pop(f"FVC_{name}", None)
 sys.dont_write_bytecode = False
 gc.disable()  # until all is imported and collected: nothing of that is garbage
 
