@@ -547,7 +547,8 @@ def fitted_model(path: Path, weights: Mapping[str, Tensor], config: RunConfig) -
         UsageError: the model sees features that this installation does not measure, or an array is missing or unfit.
     """
     stored, here = described_in(path), description(config, {})
-    names = tuple(stored.get("features", ()))
+    given = stored.get("features")
+    names = tuple(map(str, given)) if isinstance(given, list) else ()
     lacking = sorted(set(names) - set(here.get("features", ())))
     if not names:
         raise UsageError(
