@@ -156,7 +156,7 @@ def compare(members: Sequence[Combination]) -> int:
         The exit code: 1 if the notebook fails, else 0.
     """
     from fvc_lib.analysis.pages.report import write_runs_index  # plotly takes a second to load
-    from fvc_lib.analysis.read.detector_comparison import TABLE_FILES
+    from fvc_lib.analysis.read.detector_comparison import ANSWER, TABLE_FILES
 
     config = members[0].given.config
     digest = sha256_of_json(sorted(member.run_hash for member in members))[:8]
@@ -171,7 +171,7 @@ def compare(members: Sequence[Combination]) -> int:
     }
     code = execute_record(
         DETECTOR_COMPARISON, folder, parameters, title=f"FVC comparison {config.experiment}",
-        runs_dir=config.runs_dir, product="comparison",
+        runs_dir=config.runs_dir, product="comparison", answer=folder / ANSWER,
     )  # fmt: skip
     write_runs_index(Path(config.runs_dir))
     return 1 if code else 0

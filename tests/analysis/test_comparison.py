@@ -259,6 +259,9 @@ def test_the_files_hold_numbers_and_each_publication_once(found, tmp_path):
     assert numbers["num_parameters"].to_list() == [1000, None]
     assert numbers["roc_auc_value"][1] == pytest.approx(found.detectors[1].intervals["roc_auc"].value)
     assert pl.read_csv(files["runs.csv"])["run_id"].sort().to_list() == ["run_a0", "run_a1", "run_b0", "run_b1"]
+    sentences = files["answer.txt"].read_text().splitlines()
+    assert sentences[0].split(" has the highest ROC AUC, ")[0] in {detector.name for detector in found.detectors}
+    assert found.differences[0].finding in sentences
     bibliography = files["references.bib"].read_text()
     assert bibliography.count("@inproceedings{tran2018closer,") == 1
     assert bibliography.count("% corpus clips") == 1

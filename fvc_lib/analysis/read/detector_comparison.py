@@ -204,7 +204,8 @@ def _mark(compared: Comparison, name: str) -> str:
 
 # --- Tables for readers
 
-TABLE_FILES = ("detectors.csv", "runs.csv", "references.bib")
+ANSWER = "answer.txt"  # sentences for the terminal
+TABLE_FILES = ("detectors.csv", "runs.csv", "references.bib", ANSWER)
 HEADINGS = {
     "auc": "ROC AUC, mean over seeds", "over_seeds": "ROC AUC of its runs",
     "difference": "Difference from the reference", "holm_p": "Holm p", "above_controls": "Above every control",
@@ -352,8 +353,15 @@ def bibliography(comparison: DetectorComparison) -> str:
     return "\n\n".join(dict.fromkeys(texts)) + "\n"
 
 
+def answer(comparison: DetectorComparison) -> list[str]:
+    """Return sentences: which detector has the highest ROC AUC, its differences from the reference, and cautions."""
+    marked = [detector for detector in comparison.detectors if detector.marks[MAIN_METRIC]]
+    lines = [f"{detector.name} has the highest ROC AUC, {_marked(detector, MAIN_METRIC)}" for detector in marked]
+    return [*lines, *(pair.finding for pair in comparison.differences), *comparison.cautions, MARKS]
+
+
 def write_tables(comparison: DetectorComparison, folder: Path) -> list[Path]:
-    """Write ``TABLE_FILES`` (CSV and BibTeX) into ``folder``, and return their paths.
+    """Write ``TABLE_FILES`` (CSV, BibTeX and sentences) into ``folder``, and return their paths.
 
     Raises:
         OSError: the folder cannot be written.
@@ -361,6 +369,7 @@ def write_tables(comparison: DetectorComparison, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     numbers, runs = csv_for_people(number_table(comparison)), csv_for_people(run_table(runs_of(comparison)))
     files = [folder / name for name in TABLE_FILES]
-    for file, text in zip(files, (numbers, runs, bibliography(comparison)), strict=True):
+    sentences = "\n".join([*answer(comparison), ""])
+    for file, text in zip(files, (numbers, runs, bibliography(comparison), sentences), strict=True):
         write_text(file, text)
     return files
