@@ -151,6 +151,11 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Say that the headers of tables are of columns; MkDocs calls this hook."""
+    return re.sub("<th(?=[ >])", '<th scope="col"', html)
+
+
 _SHIM = "https://unpkg.com/iframe-worker/shim"  # the theme's search needs it where a page is opened from a disk
 
 

@@ -69,7 +69,7 @@ def leakage_audit(
     leaking = set[str]()  # groups in several parts of the corpus's official split
     if protocol is not None and protocol["protocol"][0] == OFFICIAL:  # no verdict: papers use this very split
         leaking = set().union(*(training_rows(protocol, fold).leaking for fold in protocol["fold"].unique()))
-        found = f"{len(leaking):,} groups in several parts of the corpus's own split. The first: {sorted(leaking)[:1]}."
+        found = f"{len(leaking):,} groups in several parts of the corpus's own split.{_first_of(sorted(leaking))}"
         rows.append(("official_split_leaks", len(leaking), None, found, None))
     if selections:
         rows.append(_late_choices(selections))
@@ -150,6 +150,11 @@ def _in_two(rows: pl.DataFrame, part: str, column: str, name: str) -> Row:
     return f"{name}_in_two_{part}s", count, None, found, count == 0
 
 
+def _first_of(names: Sequence[str]) -> str:
+    """Return a sentence that names the first three, with a space before it; empty without names."""
+    return f" The first: {', '.join(names[:3])}." if names else ""
+
+
 def _near_copies(rows: pl.DataFrame, part: str, name: str, links: Links, num_without_hash: int) -> Row:
     """Return the row of the check that no two near-duplicates are in different parts.
 
@@ -166,7 +171,7 @@ def _near_copies(rows: pl.DataFrame, part: str, name: str, links: Links, num_wit
     across = [(names[one], names[other]) for one, other in links if parts[one] != parts[other]]
     found = (
         f"{len(across):,} of {len(links):,} near-duplicate links between {part}s; {num_without_hash:,} files without a "
-        f"hash not compared. The first: {across[:1]}."
+        f"hash not compared.{_first_of(list(map(' and '.join, across)))}"
     )
     return f"{name}_in_two_{part}s", len(across), None, found, not across
 
@@ -277,7 +282,7 @@ def split_audit(
     contents = [file.content_sha256 or None for file in found]
     files = files.with_columns(now=pl.Series(contents, dtype=pl.String), training=0)
     changed = files.filter(pl.col("now").ne_missing(pl.col("content_sha256")))["path"].to_list()
-    text = f"{len(changed):,} of {files.height:,} files differ from the index. The first: {changed[:3]}."
+    text = f"{len(changed):,} of {files.height:,} files differ from the index.{_first_of(changed)}"
     checks = [
         _in_two(files, "part", "group_id", "groups"),
         _in_two(files, "part", "path", "files"),

@@ -185,7 +185,7 @@ def test_each_kind_of_leak_is_found_by_its_own_check_though_the_groups_know_noth
     put_picture(corpus / "test_alike.jpg", saved_anew(dishes[0].resize((200, 200)), 60))
     ((check, (count, finding)),) = leaks(table(corpus), corpus).items()
     assert (check, count) == ("near_copies_in_two_parts", 1)
-    assert "('test_alike.jpg', 'train.jpg')" in finding
+    assert "The first: test_alike.jpg and train.jpg." in finding
     assert not leaks(table(corpus, test_alike="train"), corpus)
     divided = table(corpus, test_alike="train").with_columns(group_id=pl.lit("one"))
     assert leaks(divided, corpus).keys() == {"groups_in_two_parts"}

@@ -111,7 +111,7 @@ def _draw_trace(panel: Any, trace: dict[str, Any], color: str, *, is_stacked: bo
         style = _DASHES[line.get("dash", "solid")] if "lines" in mode else ""
         look |= {"linewidth": 0.7 * line.get("width", 2), "markersize": 0.7 * marker.get("size", 6)}
         face = _color(marker["color"]) if "color" in marker else paint
-        look |= {"markerfacecolor": face, "markeredgecolor": paint}
+        look |= {"markerfacecolor": face, "markeredgecolor": marker.get("line", {}).get("color", paint)}
         panel.plot(x, y, linestyle=style, marker=symbol, **look)
         for axis in "xy":
             bars = trace.get(f"error_{axis}", {})

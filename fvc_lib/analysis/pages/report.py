@@ -5,7 +5,6 @@ A record is the executed notebook of a stage. A report shows the answer, all rec
 """
 
 import base64
-import contextlib
 import itertools
 import json
 import os
@@ -37,6 +36,7 @@ from fvc_lib.analysis.read.queries import memory_events, memory_samples
 from fvc_lib.analysis.read.runs import (
     as_list,
     as_number,
+    effective_parameters,
     read_tables,
     run_marks,
     run_parameters,
@@ -45,8 +45,8 @@ from fvc_lib.analysis.read.runs import (
 )
 from fvc_lib.analysis.wording import NOT_RECORDED, bytes_text, clean_text, count_text, time_text
 from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object
-from fvc_lib.services.config import DEFAULTS, OF_MODEL, RunConfig, meaning
-from fvc_lib.services.errors import DataError, FvcError
+from fvc_lib.services.config import DEFAULTS, OF_MODEL, meaning
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import REJECTED, SCORES, VIDEO_FRAMES
@@ -78,6 +78,7 @@ class NotebookHtml:
         error: name and message of the first error, plain text. Empty: none.
         num_never_ran: number of code cells that were not reached.
         num_code_cells: number of code cells that are not empty.
+        says_end: whether a cell of ``body`` says how the notebook ended.
     """
 
     title: str
@@ -87,6 +88,7 @@ class NotebookHtml:
     error: str = ""
     num_never_ran: int = 0
     num_code_cells: int = 0
+    says_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,8 @@ class Section:
         error = as_mapping(stage.get("error"))
         recorded = f"{error.get('name')}: {error.get('message')}" if error else stage.get("reason")
         cells = f"{count_text(notebook.num_never_ran, 'code cell')} of {notebook.num_code_cells} never ran"
-        parts = [notebook.error or recorded or "It did not come to its end", cells, stage.get("advice") or ""]
+        why = notebook.error or recorded or "It did not come to its end"
+        parts = [cells] if notebook.says_end else [why, cells, stage.get("advice") or ""]
         return clean_text(" ".join(f"{str(part).rstrip('.')}." for part in parts if part))
 
     @property
@@ -238,9 +241,7 @@ def _parameter_rows(run: RunPaths) -> list[tuple[str, object, object, str, bool]
     Values are the effective ones where the run's configuration can be read.
     """
     recorded = run_parameters(run)
-    shown = dict(recorded)
-    with contextlib.suppress(FvcError, ValueError, ImportError):
-        shown |= RunConfig.model_validate(recorded).effective_values()
+    shown = effective_parameters(run)
     rows = []
     for name in recorded.keys() & DEFAULTS.keys():
         default = list(DEFAULTS[name]) if isinstance(DEFAULTS[name], tuple) else DEFAULTS[name]
@@ -399,6 +400,7 @@ def render_notebook(path: Path, prefix: str, *, in_report: bool = False) -> Note
         error=clean_text(errors[0] if errors else ""),
         num_never_ran=states.count("pending"),
         num_code_cells=len(written),
+        says_end=any(END_TAG in cell.get("metadata", {}).get("tags", []) for cell in cells),
     )
 
 

@@ -4,6 +4,7 @@ Files may be damaged, missing or not from this project. A stage is the part of a
 protocol is the rule that splits videos into training and test, such as ``kfold`` or ``cross_corpus``.
 """
 
+import contextlib
 import datetime
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ import polars as pl
 
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import as_mapping, as_text, path_to_text, read_json_object
-from fvc_lib.services.config import NOT_HASHED
+from fvc_lib.services.config import NOT_HASHED, RunConfig
 from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.records.digests import document_damage
@@ -91,7 +92,7 @@ def run_status(run: RunPaths) -> dict[str, Any]:
         working = [key for key in stages if whole or is_held(run.task_lock(key))]
         for key, stage in stages.items():
             if stage.get("state") == "running" and key not in working:
-                stages[key] = {**stage, "state": GONE}
+                stages[key] = {**stage, "state": GONE, "reason": "its process was killed, or the machine stopped"}
         if status.get("state") == "running" and not whole and not working:
             status["state"] = GONE
     return status
@@ -145,6 +146,14 @@ def run_parameters(run: RunPaths) -> dict[str, object]:
         return read_params_file(run.params_yaml) if run.params_yaml.is_file() else {}
     except (FvcError, OSError):
         return {}
+
+
+def effective_parameters(run: RunPaths) -> dict[str, object]:
+    """Return the run's parameters, with the model's values in place of 0 and empty where they can be read."""
+    parameters = run_parameters(run)
+    with contextlib.suppress(FvcError, ValueError, ImportError):
+        parameters |= RunConfig.model_validate(parameters).effective_values()
+    return parameters
 
 
 def run_task(parameters: Mapping[str, object]) -> str:
@@ -253,7 +262,7 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
     firsts: dict[str, Mapping[str, object]] = {}
     marks = []
     for run in runs:
-        parameters = run_parameters(run)
+        parameters = effective_parameters(run)
         differing = differing_parameters(parameters, firsts.setdefault(run_task(parameters), parameters))
         detector = ", ".join(filter(None, (model_name(parameters), protocol_text(parameters))))
         name, fingerprint = _recorded_corpus(run)

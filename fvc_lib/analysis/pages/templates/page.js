@@ -36,7 +36,11 @@
     };
     // A number below a low row would seem to be the next one's: it stands beside the name.
     const margin = { t: 84, b: 56, ...layout.margin };
-    const rowPixels = (layout.height - margin.t - margin.b) / rows.length;
+    let rowPixels = (layout.height - margin.t - margin.b) / rows.length;
+    // A long name and its number have no room on one line: higher rows have two.
+    const isLong = (row, place) => row.length + layout.annotations.filter(beside)[place].text.length > mostLetters;
+    const height = rowPixels < 42 && rows.some(isLong) ? layout.height + rows.length * (44 - rowPixels) : layout.height;
+    if (height > layout.height) rowPixels = 44;
     const beyond = rowPixels < 42 ? { yanchor: "bottom", yshift: 6 } : { yanchor: "top", yshift: -5 };
     const numbers = layout.annotations.map((note) => (!beside(note) ? note : note.yref === "paper"
       ? { ...note, xanchor: "right", xshift: 0 }
@@ -44,7 +48,7 @@
     return copied({
       annotations: [...numbers, ...rows.map(name)], "margin.r": 12, "margin.l": 12,
       "yaxis.title": { text: "" }, "yaxis.showticklabels": false, "yaxis.ticks": "", "xaxis.tickangle": 0,
-      ...broken(layout),
+      height, ...broken(layout),
     });
   };
   // A phone has no room for more letters below a plot: a longer title goes into two lines.
@@ -61,6 +65,7 @@
     const kind = width < phonePixels ? "phone" : "wide";
     if (!known || width <= 0 || (div.dataset.arranged || "wide") === kind) return;
     div.dataset.arranged = kind;
+    if (known[kind].height) div.style.height = `${known[kind].height}px`;
     Plotly.relayout(div, copied(known[kind]));
   };
   const widths = new WeakMap();
