@@ -1,6 +1,7 @@
 """The dashboard: panels follow the widgets, and names stay text."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,6 +113,20 @@ def test_widgets_redraw_the_panels_that_follow_them_and_no_other(board: Dashboar
     widgets["detail"].value = runs[0]
     assert (board.selection.detailed, board.selection.folds, widgets["folds"].value) == (runs[0], (), ())
     assert "folds" in redrawn(board)
+
+
+def test_a_run_without_a_result_shows_one_sentence(
+    make_run: Callable[..., RunPaths], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, displays = make_run(), []
+    for folder in (run.tables, run.root / "metrics"):
+        shutil.rmtree(folder)
+    run.results.unlink()
+    monkeypatch.setattr(dashboards, "show_bundle", displays.append)
+    dashboard(run.root.parents[1])._ipython_display_()
+    texts = [shown["text/plain"] for shown in displays if PLOTLY not in shown]
+    assert [text for text in texts if text != NOTHING][1:2] == [dashboards.NO_RESULT]
+    assert not [text for text in texts if "each outer fold" in text]
 
 
 @pytest.mark.fault(41)

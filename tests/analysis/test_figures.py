@@ -121,6 +121,13 @@ def test_figures_of_an_empty_run_say_why_they_are_empty(tmp_path: Path) -> None:
 # --- Corpus
 
 
+def test_a_ring_shows_in_the_still_picture() -> None:
+    row = theme.Row("ring", 0.5, color="#D55E00", hollow=True, text=" ")
+    picture = figure_bundle(theme.interval_chart("A", "b", [row], names="n", values="v"))["image/png"]
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB"))
+    assert (abs(pixels - np.array([0xD5, 0x5E, 0])) < 8).all(-1).sum() > 10
+
+
 def test_groups_are_counted_by_size_and_by_the_labels_they_hold() -> None:
     sizes = {"a": ["real"], "b": ["fake"] * 3, "c": ["fake", "real"], "d": ["fake"] * 4, "e": ["parody"]}
     members = [(group, label) for group, labels in sizes.items() for label in labels]

@@ -16,9 +16,10 @@ from fvc_lib.analysis.figures.logs import learning_curves_figure
 from fvc_lib.analysis.figures.results import controls_figure
 from fvc_lib.analysis.figures.roc_and_calibration import roc_figure
 from fvc_lib.analysis.pages.display import figure_bundle
-from fvc_lib.analysis.pages.report import write_report, write_run_report, write_runs_index
+from fvc_lib.analysis.pages.report import END_TAG, write_report, write_run_report, write_runs_index
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import run_headline
+from fvc_lib.analysis.read.runs import failure, run_status
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.conftest import notebook
@@ -85,7 +86,8 @@ def test_the_report_holds_everything_but_plotly_and_loads_nothing_else(run: RunP
 
 def test_a_failed_run_says_so_first_and_opens_the_failed_section(run: RunPaths, notebooks: list[Path]) -> None:
     error = new_output("error", ename="ValueError", evalue="<no> codec", traceback=["\x1b[31mValueError\x1b[0m"])
-    notebook(run.partial_notebook("03_augmentation"), new_markdown_cell("# A"), cell("x", error))
+    end = new_markdown_cell("Failed. To go on: mend it", metadata={"tags": [END_TAG]})
+    notebook(run.partial_notebook("03_augmentation"), new_markdown_cell("# A"), end, cell("x", error))
     stages = {"03_augmentation": {"state": "failed", "error": {"name": "ValueError", "message": "<no> codec"}}}
     write_json(run.status_json, {"state": "failed", "stages": stages})
     run.partial_notebook("01_data_index").write_text('{"cells": [')  # named, and hides no other
@@ -93,7 +95,9 @@ def test_a_failed_run_says_so_first_and_opens_the_failed_section(run: RunPaths, 
     html = run.report_html.read_text(encoding="utf-8")
     assert "01_data_index.partial.ipynb" in html
     assert "state: failed" in html
-    assert html.count("ValueError: &lt;no&gt; codec") == 3  # the alarm, the section's, and the output itself
+    assert (
+        html.count("ValueError: &lt;no&gt; codec") == 2
+    )  # the alarm and the output; the section's alarm leaves it to the cell on the end
     assert open_sections(run.report_html)[0]
     assert 'id="section-03_augmentation"' in html
 
@@ -175,13 +179,16 @@ def test_states_are_the_true_ones(run: RunPaths) -> None:
         others[name] = RunPaths(run.root.parent / f"run_2026010{number}_000000_{name}")
         others[name].root.mkdir()
         others[name].run_json.write_text('{"attempts": [{}]}')
-        write_json(others[name].status_json, {"state": name.replace("gone", "running"), "stages": {}})
+        state = name.replace("gone", "running")
+        stage = {"state": state, "reason": "new run"}
+        write_json(others[name].status_json, {"state": state, "stages": {"02_folds": stage}})
     with (others["running"].root / "run.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         html = written(run)
     for name in ("waiting", "failed", "running"):
         assert f"state-{name}" in row_of(html, others[name])
     assert "stopped without a word" in row_of(html, others["gone"])
+    assert "process was killed" in failure(run_status(others["gone"]))  # and not why it had begun: "new run"
 
 
 def damages(run: RunPaths) -> dict[str, Callable[[], object]]:

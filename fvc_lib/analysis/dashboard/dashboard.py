@@ -57,7 +57,8 @@ class Dashboard:
         # In JupyterLab some figures of one cell would be shown as their still pictures, which answer to no control.
         is_headless = ATTEMPT_VARIABLE in os.environ
         bundles = [panel.bundle(self.selection, with_still=is_headless) for panel in self._panels]
-        if not any(PLOTLY in bundle for bundle in bundles):
+        names = {panel.name for panel, bundle in zip(self._panels, bundles, strict=True) if PLOTLY in bundle}
+        if names <= {"memory"}:
             show_bundle({"text/plain": NO_RESULT})  # the empty displays after it fill when there is one
         for bundle in bundles:
             self._handles.append(show_bundle(bundle))

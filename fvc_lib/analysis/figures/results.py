@@ -199,7 +199,7 @@ def _folds_panel(selection: Selection) -> Shown:
     needless = cs.by_name("run_id", require_all=False) | cs.ends_with(UNCALIBRATED)
     table = of_folds(selection, fold_table([selection.detailed]).frame.select(~needless))
     caption = f"{path_to_text(selection.detailed.run_id)}: the model on each outer fold; –: undefined, or too few reals"
-    return HtmlTable(table, caption=caption, missing="–")
+    return HtmlTable(table, caption=caption, missing="–") if table.height else NOTHING
 
 
 PANELS.register_panel("slices", at=44, tasks=("video",))(
