@@ -35,6 +35,7 @@ def test_sentences_are_short():
     assert len(lengths) > 0
     assert sum(lengths) / len(lengths) <= 17
     assert sum(length > 30 for length in lengths) <= 0.02 * len(lengths)
+    assert sum(len(page.read_text().split()) for page in PAGES) <= 16_000
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
@@ -46,8 +47,13 @@ def test_commands_of_the_pages_have_the_options_that_they_name(page):
         words = shlex.split(line, comments=True)[1:]
         name = words[0] if words[0] in main.list_commands(click.Context(main)) else ""
         command = main.get_command(click.Context(main), name) if name else main
-        arguments = command.parse_args(click.Context(command, resilient_parsing=True), words[bool(name) :])
+        arguments = command.parse_args(click.Context(command), words[bool(name) :])
         assert name or not arguments or arguments[0].startswith("-"), words
+    assert RunConfig.model_fields.keys() | {"run_dir", "fold"} >= set(
+        re.findall(r"(?:-p|--over) ([a-z]\w+)", "\n".join(lines))
+    )
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(targets) >= set(re.findall(r"^\s*make ([a-z-]+)", fenced, re.MULTILINE))
 
 
 def reference() -> dict[str, str]:
