@@ -79,11 +79,10 @@ class DetectorFacts:
             "sees": _SEES[spec.of_features],
             "sampled": "" if of_files else f"{spec.frame_sampling}, {spec.frame_fit}",
             "normalisation": spec.normalisation,
-            "trained": "" if spec.estimator else spec.tune,
+            "trained": "" if spec.of_features else spec.tune,
             "head": spec.head if spec.build_trunk and not spec.estimator else "",
-            "size": f"{self.num_parameters:,} parameters, {self.gflops or 0:,.4g} GFLOPs per clip"
-            if self.num_parameters
-            else "",
+            "size": f"{self.num_parameters:,} parameters" if self.num_parameters else "",
+            "cost": "" if self.gflops is None else f"{self.gflops:,.4g} GFLOPs per clip",
             "weights": ", ".join(filter(None, [spec.weights, spec.weights_licence])),
             "batch norms": f"{len(self.batch_norms)}: they need -p batch_size equal to effective_batch_size"
             if self.batch_norms
@@ -139,7 +138,7 @@ def facts_of(name: str, size: Mapping[str, Any] | None = None) -> DetectorFacts:
         counter = FlopCounterMode(display=False)
         try:
             with torch.no_grad(), counter:
-                network.eval()(clip)
+                network.eval().requires_grad_(False)(clip)  # else the counter fails where attention learns its query
         except Exception:  # noqa: BLE001 - its forward pass looks at values, or is a user's and fails
             return DetectorFacts(spec, (), number, None, "", batch_norms)
     return DetectorFacts(spec, (), number, counter.get_total_flops() / 1e9, "", batch_norms)

@@ -215,6 +215,7 @@ DETECTORS.register(
         side=224,
         normalisation="the trunk's",
         micro_batch=2,
+        frame_fit="crop",
         of_name=_of_trunk,
         of_features="both",
     )

@@ -1,4 +1,4 @@
-"""Any network of timm as an encoder of frames: ``timm:NAME``, and also ``xception`` and ``efficientnet_b4``."""
+"""Any network of timm as an encoder of frames: ``timm:NAME``, and some by names of their own, such as ``xception``."""
 
 import math
 from functools import cache
@@ -31,6 +31,13 @@ _OWN_NAMES = {
     "efficientnet_b4": (
         "efficientnet_b4",
         "Tan and Le, EfficientNet: rethinking model scaling for convolutional neural networks, ICML 2019",
+    ),
+    "siglip2_base": ("vit_base_patch16_siglip_224.v2_webli", "Tschannen et al., SigLIP 2, arXiv 2502.14786, 2025"),
+    "pe_core_base": ("vit_pe_core_base_patch16_224.fb", "Bolya et al., Perception Encoder, arXiv 2504.13181, 2025"),
+    # Its weights were trained with the fast GELU, so the features of the other variant in timm are not the published.
+    "metaclip2_huge": (
+        "vit_huge_patch14_clip_quickgelu_224.metaclip2_worldwide",
+        "Chuang et al., MetaCLIP 2: A worldwide scaling recipe, arXiv 2507.22062, 2025",
     ),
 }  # fmt: skip
 
@@ -166,6 +173,7 @@ def _by_timm(name: str, paper: str) -> DetectorSpec:
         side=224,
         normalisation="timm's, for each network",
         micro_batch=2,
+        frame_fit="crop",
         packages=("timm", "torchvision"),
         of_name=_declared,
     )

@@ -72,6 +72,9 @@ PUBLISHED = {
     "gend_dino": (768, 0, 85_660_416, "86"),
     "xception": (2048, 1000, 22_855_952, "22.86"),
     "efficientnet_b4": (1792, 1000, 19_341_616, "19.34"),
+    "siglip2_base": (768, 0, 92_884_224, "92.88"),
+    "pe_core_base": (768, 0, 92_886_528, ""),
+    "metaclip2_huge": (1280, 0, 630_766_080, "630.77"),
     "timm:inception_v3": (2048, 1000, 23_834_568, "23.83"),
     "timm:vit_small_patch14_dinov2": (384, 0, 22_056_192, "22.1"),
 }
@@ -184,6 +187,7 @@ def test_restrav_sees_all_tokens_of_its_published_trunk_and_pixels_as_fractions_
     [
         ("test_vit", 160), ("test_convnext", 160), ("test_resnet", 160), ("test_efficientnet", 160),
         ("inception_v3", 96), ("legacy_xception", 96), ("efficientnet_b4", 96), ("vit_small_patch14_dinov2", 98),
+        ("vit_pe_core_tiny_patch16_384", 96),
     ],
 )  # fmt: skip
 def test_weights_of_timm_give_the_features_of_timms_own_pipeline(name, side, tmp_path):
