@@ -226,8 +226,8 @@ def across_sources(paths: RunPaths, config: RunConfig, index: pl.DataFrame) -> d
     """Return scores of a model on features, and of metadata, for videos of sources that were not trained on.
 
     ``results.scores_across_sources`` describes the tables. The result is empty for other protocols than ``kfold``, and
-    with a warning if the clips were deleted. It is also empty for networks, since training them again takes long; the
-    protocol ``leave_one_source_out`` does that.
+    with a warning if the clips were deleted, or if the column that the user named holds no two sources of each label.
+    It is also empty for networks, since training them again takes long; the protocol ``leave_one_source_out`` does that.
     """
     if not config.of_features or config.protocol != KFOLD:
         return {}
@@ -238,7 +238,14 @@ def across_sources(paths: RunPaths, config: RunConfig, index: pl.DataFrame) -> d
         return {}
     folds = read_table(paths.folds, FOLDS)
     there = folds.filter([source.has(video_id, 0) for video_id in folds["video_id"]])
-    return scores_across_sources(index, there, config, partial(classical.out_of_fold_logits, config, source))
+    across = scores_across_sources(index, there, config, partial(classical.out_of_fold_logits, config, source))
+    if not across and config.source_column != "corpus" and not config.shuffle_labels:
+        _logger.warning(
+            "source_column: got %r, which gives no scores across sources: each label needs videos of two sources. "
+            "Sources that share a group count as one. Name another column of the manifest.",
+            config.source_column,
+        )
+    return across
 
 
 # The network, its loss and its scores
