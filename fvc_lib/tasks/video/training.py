@@ -227,7 +227,7 @@ def across_sources(paths: RunPaths, config: RunConfig, index: pl.DataFrame) -> d
 
     ``results.scores_across_sources`` describes the tables. The result is empty for other protocols than ``kfold``, and
     with a warning if the clips were deleted, or if the column that the user named holds no two sources of each label.
-    It is also empty for networks, since training them again takes long; the protocol ``leave_one_source_out`` does that.
+    It is also empty for networks: training them again takes long. The protocol ``leave_one_source_out`` does that.
     """
     if not config.of_features or config.protocol != KFOLD:
         return {}
