@@ -1,9 +1,7 @@
 """Tars in WebDataset's layout, and pictures that are frames: what is read as one video, and what is refused."""
 
 import io
-import json
 import pickle
-import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +20,7 @@ from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.probe import probe_video
 from tests.corpus.indexing import index_of
 from tests.corpus.published import text, touch
+from tests.kits.tars import write_tar
 
 
 class Trap:
@@ -29,21 +28,6 @@ class Trap:
 
     def __reduce__(self):
         return (pytest.fail, ("a member was unpickled",))
-
-
-Members = Mapping[str, bytes | str | dict[str, object]]
-
-
-def write_tar(path: Path, members: Members, *more: tuple[str, bytes]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for name, content in (*members.items(), *more):
-            written = json.dumps(content) if isinstance(content, dict) else content
-            data = written.encode() if isinstance(written, str) else written
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return path
 
 
 @pytest.fixture

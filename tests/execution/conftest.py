@@ -9,8 +9,10 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,15 @@ from fvc_lib.services.tasks import Stage
 PATIENCE_SECONDS = 300.0  # with what comes in a moment, and on a busy machine in many
 ONE = "output('one', f'seed {seed}')"
 TWO = "output('two', (folder / 'one.txt').read_text() + '!')"
+HOLD = """
+    import sys, time
+    from pathlib import Path
+    from fvc_lib.execution.run.status import run_lock
+    from fvc_lib.services.run_paths import RunPaths
+    with run_lock(Path(sys.argv[1]), sys.argv[2:] or None):
+        print("held", flush=True)
+        time.sleep(600)
+"""
 PARAMETERS = 'run_dir: str = ""\nseed: int = 0\n'
 WRITE = """
 from pathlib import Path
@@ -42,6 +53,20 @@ def output(name, text):
     with (folder / f"{name}.count").open("a") as stream:
         stream.write("x")
 """
+
+
+@contextmanager
+def holder(run: RunPaths, *keys: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds ``run``, or tasks of it."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HOLD), str(run.root), *keys], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout.readline() == "held\n"
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def write_notebook(path: Path, sources: Sequence[str], parameters: str | None = PARAMETERS) -> Path:

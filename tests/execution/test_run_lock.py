@@ -8,8 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,16 +16,7 @@ from filelock import FileLock
 from fvc_lib.execution.run.status import is_task_worked_on, is_worked_on, run_lock
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
-
-HOLD = """
-    import sys, time
-    from pathlib import Path
-    from fvc_lib.execution.run.status import run_lock
-    from fvc_lib.services.run_paths import RunPaths
-    with run_lock(Path(sys.argv[1]), sys.argv[2:] or None):
-        print("held", flush=True)
-        time.sleep(600)
-"""
+from tests.execution.conftest import holder
 
 
 @pytest.fixture
@@ -35,20 +24,6 @@ def run(tmp_path: Path) -> RunPaths:
     root = tmp_path / "runs" / "e" / "run_20260101_000000_aaaaaaaa"
     root.mkdir(parents=True)
     return RunPaths(root)
-
-
-@contextmanager
-def holder(run: RunPaths, *keys: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds ``run``, or tasks of it."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(HOLD), str(run.root), *keys], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert child.stdout.readline() == "held\n"
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
 
 
 @pytest.mark.fault(25, 26)

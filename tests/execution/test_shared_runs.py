@@ -1,27 +1,14 @@
 """Several jobs on one run, each with tasks of its own: who may run what, and a status true whoever wrote it last."""
 
-import subprocess
-import sys
-import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 
 from fvc_lib.execution.run.status import is_worked_on, leave_to_jobs, read_status, status_now, updated_status
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.run_paths import RunPaths
-from tests.execution.conftest import Project, table_stage
+from tests.execution.conftest import Project, holder, table_stage
 
 FOLDS = frozenset({"folds_fold_0", "folds_fold_1"})
-HOLD = """
-    import sys, time
-    from pathlib import Path
-    from fvc_lib.execution.run.status import run_lock
-    with run_lock(Path(sys.argv[1]), sys.argv[2:]):
-        print("held", flush=True)
-        time.sleep(60)
-"""
 
 
 @pytest.fixture
@@ -36,20 +23,6 @@ def project(make_project: Callable[..., Project]) -> Project:
     last = table_stage("last", ("folds",))
     last = type(last)("last", ("folds",), lambda run, _: sorted(run.tables.glob("folds_?.txt")), last.outputs)
     return Project(made.folder, (one, folds, last), made.config)
-
-
-@contextmanager
-def job(run: RunPaths, *keys: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds tasks of ``run``."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(HOLD), str(run.root), *keys], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert child.stdout.readline()
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
 
 
 @pytest.mark.slow
@@ -86,7 +59,7 @@ def test_a_job_that_died_without_a_word_is_not_said_to_run_while_another_lives(p
     with updated_status(run) as status:
         for key in FOLDS:
             status.stage(key).state = "running"
-    with job(run, "folds_fold_0"):
+    with holder(run, "folds_fold_0"):
         status = status_now(run)
         assert status.state == "running"
         assert {key: status.stages[key].state for key in FOLDS} == {

@@ -49,28 +49,29 @@ def test_slurms_limit_per_cpu_is_times_the_cpus_it_gave(tmp_path):
     assert budget(tmp_path, SLURM_MEM_PER_CPU="50")[1] == "this machine's memory"
 
 
-def test_a_version_2_group_is_read(tree):
-    root = tree("0::/job\n", job__memory_DOT_max="400000000")
-    assert budget(root) == (400_000_000, "control group /job, memory.max")
-
-
-def test_the_limit_of_an_ancestor_counts_for_a_step_without_one(tree):
-    root = tree(
-        "0::/slurm/job_7/step_0/user\n",
-        slurm__job_7__memory_DOT_max="300000000",
-        slurm__job_7__step_0__user__memory_DOT_max="max",
-    )
-    assert budget(root) == (300_000_000, "control group /slurm/job_7, memory.max")
-
-
-def test_a_version_1_group_is_read_beside_groups_of_other_controllers(tree):
-    root = tree(
-        "5:cpu,cpuacct:/elsewhere\n4:memory:/slurm/uid_1/job_2\n0::/\n",
-        memory__slurm__uid_1__job_2__memory_DOT_limit_in_bytes="9223372036854771712",
-        memory__slurm__uid_1__memory_DOT_limit_in_bytes="200000000",
-        memory__memory_DOT_limit_in_bytes="9223372036854771712",
-    )
-    assert budget(root) == (200_000_000, "control group /slurm/uid_1, memory.limit_in_bytes")
+@pytest.mark.parametrize(
+    ("membership", "limits", "expected"),
+    [
+        ("0::/job\n", {"job__memory_DOT_max": "400000000"}, (400_000_000, "control group /job, memory.max")),
+        (
+            "0::/slurm/job_7/step_0/user\n",
+            {"slurm__job_7__memory_DOT_max": "300000000", "slurm__job_7__step_0__user__memory_DOT_max": "max"},
+            (300_000_000, "control group /slurm/job_7, memory.max"),
+        ),
+        (
+            "5:cpu,cpuacct:/elsewhere\n4:memory:/slurm/uid_1/job_2\n0::/\n",
+            {
+                "memory__slurm__uid_1__job_2__memory_DOT_limit_in_bytes": "9223372036854771712",
+                "memory__slurm__uid_1__memory_DOT_limit_in_bytes": "200000000",
+                "memory__memory_DOT_limit_in_bytes": "9223372036854771712",
+            },
+            (200_000_000, "control group /slurm/uid_1, memory.limit_in_bytes"),
+        ),
+    ],
+    ids=["version 2", "of an ancestor", "version 1, beside other controllers"],
+)
+def test_the_limit_of_a_control_group_is_read(tree, membership, limits, expected):
+    assert budget(tree(membership, **limits)) == expected
 
 
 def test_the_allocator_is_set_unless_the_user_has_set_it_under_any_name():

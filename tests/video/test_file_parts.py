@@ -2,7 +2,6 @@
 
 import errno
 import gzip
-import io
 import tarfile
 import tracemalloc
 from pathlib import Path
@@ -19,23 +18,16 @@ from fvc_lib.video.decode.file_parts import contents_of, part_at, picture_names,
 from fvc_lib.video.decode.probe import probe_video
 from fvc_lib.video.decode.source import CorruptVideo, UnreadableVideo, UnsupportedVideo, VideoError
 from fvc_lib.video.decode.views import decode_view
-
-
-def packed(tar: Path, files: dict[str, Path | bytes]) -> Path:
-    with tarfile.open(tar, "w") as archive:
-        for name, source in files.items():
-            content = source if isinstance(source, bytes) else source.read_bytes()
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return tar
+from tests.kits.tars import write_tar
 
 
 @pytest.fixture
 def two(tmp_path, make_video):
     """Two videos, and a tar, with a comma and a colon in its name, that has both."""
     videos = [make_video(f"{length}.mp4", length) for length in (9, 14)]
-    tar = packed(tmp_path / "a,b:c.tar", {"x/first one.mp4": videos[0], "note.txt": b"text", "second.mp4": videos[1]})
+    tar = write_tar(
+        tmp_path / "a,b:c.tar", {"x/first one.mp4": videos[0], "note.txt": b"text", "second.mp4": videos[1]}
+    )
     return videos, [tar / "x/first one.mp4", tar / "second.mp4"]
 
 
@@ -52,7 +44,7 @@ def test_a_video_in_a_tar_is_the_video(two):
 def test_videos_of_many_kinds_and_broken_ones_give_the_same_from_a_tar(tmp_path, shared_media):
     every = [path for name in ("decode", "broken") for path in sorted((shared_media / name).iterdir())]
     chosen = [path for path in every if path.stat().st_size < 300_000][::9]
-    tar = packed(tmp_path / "all.tar", {f"{number}{path.suffix}": path for number, path in enumerate(chosen)})
+    tar = write_tar(tmp_path / "all.tar", {f"{number}{path.suffix}": path for number, path in enumerate(chosen)})
     assert len(chosen) > 3
     for number, path in enumerate(chosen):
         assert probe_file(str(tar / f"{number}{path.suffix}")) == probe_file(str(path)), path.name
@@ -60,7 +52,9 @@ def test_videos_of_many_kinds_and_broken_ones_give_the_same_from_a_tar(tmp_path,
 
 def test_unusable_members_are_errors(tmp_path, two, make_video):
     (video, _), (member, _) = two
-    tar = packed(tmp_path / "odd.tar", {"empty.mp4": b"", "page.mp4": b"<html>", "cut.mp4": video.read_bytes()[:900]})
+    tar = write_tar(
+        tmp_path / "odd.tar", {"empty.mp4": b"", "page.mp4": b"<html>", "cut.mp4": video.read_bytes()[:900]}
+    )
     for path in (*(tar / f"{name}.mp4" for name in ("empty", "page", "cut", "gone")), tmp_path / "no.tar/a.mp4"):
         with pytest.raises(UnreadableVideo):
             probe_video(path)
@@ -70,9 +64,9 @@ def test_unusable_members_are_errors(tmp_path, two, make_video):
 
 
 def test_a_changed_tar_is_read_again(tmp_path):
-    tar = packed(tmp_path / "a.tar", {"one.mp4": b"1"})
+    tar = write_tar(tmp_path / "a.tar", {"one.mp4": b"1"})
     before = file_state(tar / "one.mp4")
-    packed(tar, {"other.mp4": b"222", "one.mp4": b"33"})
+    write_tar(tar, {"other.mp4": b"222", "one.mp4": b"33"})
     assert list(contents_of(tar).members) == ["other.mp4", "one.mp4"]
     assert part_at(tar / "one.mp4").read() == b"33"
     assert file_state(tar / "one.mp4") != before
@@ -146,7 +140,7 @@ def test_a_tar_that_is_compressed_or_none_is_refused_whole(tmp_path):
 
 
 def test_what_lies_whole_before_a_cut_or_a_damaged_header_is_found(tmp_path):
-    path = packed(tmp_path / "a.tar", {f"{number}.mp4": bytes([number]) * 5000 for number in range(4)})
+    path = write_tar(tmp_path / "a.tar", {f"{number}.mp4": bytes([number]) * 5000 for number in range(4)})
     assert (contents_of(path).damage, contents_of(path).last) == ("", "3.mp4")
     whole = path.read_bytes()
     start = whole.index(b"2.mp4")
@@ -180,7 +174,7 @@ def test_pictures_are_frames_in_the_order_of_their_numbers_also_in_a_tar(tmp_pat
     (folder / ".DS_Store").write_bytes(b"x")
     (folder / "notes.txt").write_text("no picture")
     names = ["8.png", "9.png", "10.png", "11.png", "12.png"]
-    tar = packed(tmp_path / "a.tar", {f"x/{name}": folder / name for name in names})
+    tar = write_tar(tmp_path / "a.tar", {f"x/{name}": folder / name for name in names})
     pictures = np.stack([picture(number).transpose(2, 0, 1) for number in range(8, 13)])
     for path in (folder, tar / "x"):
         assert picture_names(path) == names
