@@ -22,6 +22,7 @@ from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import read_document
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import PREDICTIONS, RESULTS, read_table
+from fvc_lib.services.tasks import ROBUSTNESS
 from tests.faults.small_runs import SMALL, VALUES, Place, results_of, small_corpus, wait_for_no_orphans
 
 ROOT = Path(__file__).parents[1]
@@ -78,6 +79,14 @@ def test_the_controls_stand_beside_the_result(finished):
     value = dict(lookup.select("source", "value").iter_rows())
     assert value["group_lookup_by_row"] > 0.8
     assert value["group_lookup_by_group"] == 0.5
+
+
+def test_the_memory_report_is_made_again_after_the_record_of_robustness_which_is_no_stage(place, finished):
+    record = finished[0].notebooks / f"{ROBUSTNESS}.ipynb"
+    record.touch()
+    _, shown = place.run("--resume", "latest", "--only", "07")
+    record.unlink()
+    assert re.search(r"07_memory_report +done", shown)
 
 
 @pytest.fixture(scope="module")
