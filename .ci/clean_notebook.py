@@ -8,7 +8,9 @@ def clean(model: dict[str, Any], path: str, **_: Any) -> None:
     if model["type"] != "notebook" or not path.lstrip("/").startswith("notebooks/"):
         return  # a record in runs/ keeps what it shows
     notebook = model["content"]
-    notebook["metadata"]["language_info"] = {"name": "python"}  # JupyterLab adds the version of Python, and more
+    # JupyterLab adds the version of Python, the name of one's kernel and the state of widgets.
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    notebook["metadata"] = {"kernelspec": kernel, "language_info": {"name": "python"}}
     for cell in notebook["cells"]:
         cell["metadata"] = {name: value for name, value in cell["metadata"].items() if name == "tags"}
         if cell["cell_type"] == "code":
