@@ -48,7 +48,7 @@
     return copied({
       annotations: [...numbers, ...rows.map(name)], "margin.r": 12, "margin.l": 12,
       "yaxis.title": { text: "" }, "yaxis.showticklabels": false, "yaxis.ticks": "", "xaxis.tickangle": 0,
-      height, ...broken(layout),
+      height, autosize: true, ...broken(layout),  // a height alone would fix the width, too
     });
   };
   // A phone has no room for more letters below a plot: a longer title goes into two lines.
