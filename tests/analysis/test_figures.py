@@ -186,6 +186,10 @@ def test_targets_stand_worst_first_each_with_its_own_controls() -> None:
     assert caution.endswith(
         "The number is the plain mean over 2 targets, the worst first: mora 0.600, open_sora_mb 0.900."
     )
+    within = {"protocol": "kfold", "source_column": "corpus", "more_corpora": []}
+    assert protocol_cautions(within, found, "roc_auc") == ()
+    (caution,) = protocol_cautions({**within, "source_column": "place"}, found, "roc_auc")
+    assert "-p protocol leave_one_source_out" in caution
     table = comparisons.target_table(found)
     assert table["target"].to_list() == ["mora", "open_sora_mb"]
     assert comparisons.target_table(found, "source:").is_empty()

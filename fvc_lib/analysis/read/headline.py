@@ -432,7 +432,10 @@ def _some_of(names: Sequence[str]) -> str:
 
 
 def protocol_cautions(parameters: Mapping[str, object], results: pl.DataFrame, metric: str) -> tuple[str, ...]:
-    """Return one sentence that explains the protocol and gives the score on each target. Empty for ``kfold``.
+    """Return one sentence that explains the protocol and gives the score on each target.
+
+    Empty for ``kfold``, unless the user named sources and no score across sources was computed. The sentence then says
+    so and names the remedy.
 
     A protocol is the rule that splits videos into training and test. A target is a corpus or generator that is only
     tested on.
@@ -444,7 +447,11 @@ def protocol_cautions(parameters: Mapping[str, object], results: pl.DataFrame, m
     """
     name, mean = protocol_name(parameters), ""
     if name == KFOLD:
-        return ()
+        names_sources = parameters.get("source_column", "corpus") != "corpus" or parameters.get("more_corpora")
+        if not names_sources or results["scope"].eq(ACROSS_SOURCES).any():
+            return ()
+        remedy = command_text("--resume", "RUN", "--fork", "-p", "protocol", "leave_one_source_out")
+        return (f"No score across sources was computed, so nothing is shown for new sources. To get one: {remedy}.",)
     rows = results.filter(pl.col("scope").str.starts_with(TARGET_SCOPE), source="model", metric=metric)
     targets = [
         f"{clean_text(scope.removeprefix(TARGET_SCOPE))} {number_text(value)}"
