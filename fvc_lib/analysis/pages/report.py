@@ -114,8 +114,8 @@ class Section:
         error = as_mapping(stage.get("error"))
         recorded = f"{error.get('name')}: {error.get('message')}" if error else stage.get("reason")
         cells = f"{count_text(notebook.num_never_ran, 'code cell')} of {notebook.num_code_cells} never ran"
-        why = notebook.error or recorded or "It did not come to its end"
-        parts = [cells] if notebook.says_end else [why, cells, stage.get("advice") or ""]
+        why = str(notebook.error or recorded or "it did not come to its end")
+        parts = [cells] if notebook.says_end else [why[:1].upper() + why[1:], cells, stage.get("advice") or ""]
         return clean_text(" ".join(f"{str(part).rstrip('.')}." for part in parts if part))
 
     @property
