@@ -1,4 +1,4 @@
 // The theme's search dialog has no name for screen readers.
 document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
-// The theme puts wide tables into boxes that scroll: the keyboard must reach them.
-addEventListener("load", () => document.querySelectorAll(".md-typeset__scrollwrap").forEach((box) => { box.tabIndex = 0; }));
+// Blocks of code and wide tables scroll in boxes: the keyboard must reach them.
+addEventListener("load", () => document.querySelectorAll(".md-typeset pre, .md-typeset__scrollwrap").forEach((box) => { box.tabIndex = 0; }));
