@@ -292,7 +292,7 @@ def corpora(
     if config.task != DEFAULT_TASK:
         raise UsageError(f"task: got {config.task}; corpora reads corpora of task {DEFAULT_TASK}. Leave it out.")
     found = read_corpora([config.corpus, *config.more_corpora], None, **reading_options(config))
-    num_groups = len({group for _, group in found.memberships})
+    num_groups = found.annotations["stated_group"].drop_nulls().n_unique()
     values_of = {name: [value for one in found.entries if (value := getattr(one, name))] for name in _COUNTED}
     counts_of = {name: counted(of) for name, of in values_of.items()}
     sizes = {"read_as": found.kind, "num_videos": len(found.entries), "num_groups": num_groups}
