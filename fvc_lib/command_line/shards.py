@@ -116,8 +116,8 @@ def _probe(config: RunConfig, shard: Shard, report: Report, *, writer: str) -> N
         report: called with the number of finished files and of all files of the shard.
         writer: name for the files that this process writes into the cache, different from that of other processes.
     """
-    from fvc_lib.corpus.index import files_of, probe_listing  # polars takes a second to load
-    from fvc_lib.corpus.probing import measured_again
+    from fvc_lib.corpus.index import probe_listing  # polars takes a second to load
+    from fvc_lib.corpus.probing import probe_files, reencoded_files
     from fvc_lib.corpus.samples.videos import run_listing
 
     listing, work_dir = run_listing(config), Path(config.cache_dir) / "index"
@@ -126,10 +126,8 @@ def _probe(config: RunConfig, shard: Shard, report: Report, *, writer: str) -> N
     )
     # A trial (``dev_groups``) uses few videos. A shard cannot tell which, because the choice depends on all videos.
     if config.recipe and not config.dev_groups:
-        files = files_of(listing)
-        sources = {result.content_sha256: files[path] for path, result in found.items() if result.probe}
-        measured_again(sources, config.recipe, config.cache_dir, work_dir, workers=config.workers, progress=report,
-                       writer=writer)  # fmt: skip
+        kind, paths = reencoded_files(config.recipe, config.cache_dir), [path for path in found if found[path].probe]
+        probe_files(kind, listing.root, paths, work_dir, workers=config.workers, progress=report, writer=writer)
 
 
 def _mine(index: Path, shard: Shard) -> pl.DataFrame:

@@ -27,8 +27,8 @@ from fvc_lib.corpus.corpus_files import (
     some_of,
 )
 from fvc_lib.corpus.listing import Listing, place, read_corpora, reading_options
-from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, Progress, measured_again, probe_files
-from fvc_lib.services.atomic_files import AnyPath, path_from_text
+from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, Progress, probe_files, reencoded_files
+from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory import give_back_freed
@@ -218,7 +218,7 @@ def build_index(
         reject(outside, "not_in_trial", f"its group is not among the {config.dev_groups} of the trial (dev_groups).")
         videos = videos.filter(in_trial)
     if config.recipe and videos.height:
-        originals, videos = _reencoded(videos, files_of(listing), config, reject, progress)
+        originals, videos = _reencoded(videos, listing.root, config, reject, progress)
         if height := recipe_named(config.recipe).height:
             traces = "Smaller ones were enlarged, and slower ones repeat frames: both may still tell labels apart."
             notes += (f"Every video has {height} rows now. {traces}",)
@@ -276,11 +276,6 @@ def probe_listing(
         results |= {place(name, path): result for path, result in probed.items()}
         num_known += known
     return results, num_known
-
-
-def files_of(listing: Listing) -> dict[str, Path]:
-    """Map the path of each entry of ``listing``, escaped as in tables (``path_to_text``), to its file's full path."""
-    return {entry.path: listing.root / path_from_text(entry.path) for entry in listing.entries}
 
 
 def _grouped(
@@ -373,7 +368,7 @@ def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed
 
 
 def _reencoded(
-    videos: pl.DataFrame, files: Mapping[str, Path], config: RunConfig, reject: Reject, progress: Progress
+    videos: pl.DataFrame, root: Path, config: RunConfig, reject: Reject, progress: Progress
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Re-encode the files of ``videos``; return (originals, videos), two tables of the files for which that succeeded.
 
@@ -382,23 +377,20 @@ def _reencoded(
 
     Args:
         videos: table with the columns of INDEX except ``video_id``.
-        files: maps each path in the table to its file.
+        root: the folder that the paths in the table are relative to.
         config: uses recipe (settings of the encoder), cache_dir and workers.
         reject: called for files that cannot be re-encoded; see ``Reject``.
         progress: called with (done, total) after each file.
     """
-    path_of = dict(videos.select("content_sha256", "path").iter_rows())
-    sources = {content: files[path] for content, path in path_of.items()}
-    work_dir = Path(config.cache_dir) / "index"
-    measured = measured_again(
-        sources, config.recipe, config.cache_dir, work_dir, workers=config.workers, progress=progress
-    )
-    for path, content in videos.select("path", "content_sha256").iter_rows():
-        if measured[content].probe is None:
-            reject([path], measured[content].reason, measured[content].detail)
-    readable = [content for content, result in measured.items() if result.probe is not None]
-    originals = videos.filter(pl.col("content_sha256").is_in(readable))
-    results = [measured[content] for content in originals["content_sha256"]]
+    kind, work_dir = reencoded_files(config.recipe, config.cache_dir), Path(config.cache_dir) / "index"
+    paths = videos["path"].to_list()
+    measured, _ = probe_files(kind, root, paths, work_dir, workers=config.workers, progress=progress)
+    for path in paths:
+        if measured[path].probe is None:
+            reject([path], measured[path].reason, measured[path].detail)
+    readable = [path for path in paths if measured[path].probe is not None]
+    originals = videos.filter(pl.col("path").is_in(readable))
+    results = [measured[path] for path in originals["path"]]
     columns = [pl.Series(name, _column(name, (), results), originals.schema[name]) for name in _PROBED]
     return originals, originals.with_columns(columns)
 

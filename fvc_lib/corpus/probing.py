@@ -36,7 +36,7 @@ from fvc_lib.video.decode.file_parts import parts_of, sha256_of_video
 from fvc_lib.video.decode.probe import VideoProbe, probe_and_decode
 from fvc_lib.video.decode.source import RefusedVideo, VideoError
 from fvc_lib.video.decode.still_image import ImageFacts, StillImageError, examine_image
-from fvc_lib.video.reencode import recipe_named, reencode_files, reencoded_path
+from fvc_lib.video.reencode import TIMEOUT_SECONDS as REENCODE_SECONDS, recipe_named, reencoded
 
 # --- One untrusted file, in a worker process. Every worker imports this module, so its imports are few.
 
@@ -61,6 +61,29 @@ def probe_file(path_text: str) -> dict[str, Any]:
         return _unusable(error)
     except OSError as error:
         return {"reason": "unreadable", "detail": f"{error.strerror}. Check that the file exists and may be read."}
+
+
+def probe_reencoded(item: dict[str, Any]) -> dict[str, Any]:
+    """Re-encode a video into the cache, and return the result of ``probe_file`` for the new file.
+
+    Args:
+        item: a mapping with ``source``, path of the video, and ``encoded``, a list of the recipe's name and the cache.
+
+    Returns:
+        For a video that cannot be re-encoded, ``reason`` is ``not_reencoded``. If the file cannot be written, a mapping
+        with ``write_error``: errno, message and file.
+    """
+    try:
+        path = reencoded(item["source"], *item["encoded"])
+    except VideoError as error:
+        return {"reason": "not_reencoded", "detail": f"{error.reason}: {error.detail}. {error.remedy}"}
+    except OSError as error:
+        return {"write_error": [error.errno, error.strerror, error.filename]}
+    values = probe_file(str(path))
+    rate = recipe_named(item["encoded"][0]).rate
+    if rate and "probe" in values:  # the rounding error of a quotient would reveal the length of a video
+        values["probe"]["frames_per_second"] = float(rate)
+    return values
 
 
 def _unusable(error: VideoError | StillImageError) -> dict[str, Any]:
@@ -162,6 +185,7 @@ class FileKind:
     timeout_seconds: float  # longest time per file; a file that takes longer is rejected with the reason ``timeout``
     library: str  # version of the decoding library; stored results of another version are not used
     code: tuple[str, ...]  # modules that make a result; stored results of other versions of them are not used
+    encoded: tuple[str, str] | None = None  # name of a recipe that is applied first, and the cache for the new files
 
 
 _HASHING = "fvc_lib.corpus.copies.perceptual_hash"
@@ -173,6 +197,15 @@ IMAGE_FILES = FileKind(
     "images", f"{__name__}:probe_image", 60.0, PIL.__version__,
     ("fvc_lib.video.decode.still_image", _HASHING, __name__),
 )  # fmt: skip
+
+
+def reencoded_files(recipe: str, cache_dir: AnyPath) -> FileKind:
+    """Return the kind of videos that are re-encoded by ``recipe`` into ``cache_dir`` before they are probed."""
+    function, encoded = f"{__name__}:probe_reencoded", (recipe, str(cache_dir))
+    store = f"{VIDEO_FILES.store}_{recipe}"
+    return replace(VIDEO_FILES, store=store, function=function, timeout_seconds=REENCODE_SECONDS, encoded=encoded)
+
+
 # Reasons that lie in the content of a file. Results with other reasons (permissions, a crash, a busy machine) are not
 # stored, because the file may be usable later.
 _LASTING = frozenset({"no_video", "no_image", "truncated", "corrupt", "refused", "unsupported"})
@@ -192,7 +225,7 @@ def probe_files(
     """Probe files; reuse the results stored in ``work_dir`` for files whose size and modification time are unchanged.
 
     Args:
-        kind: ``VIDEO_FILES`` or ``IMAGE_FILES``.
+        kind: ``VIDEO_FILES``, ``IMAGE_FILES`` or a result of ``reencoded_files``.
         root: the corpus folder.
         paths: paths relative to ``root``, escaped as in tables (``path_to_text``).
         work_dir: folder of stored results. They are JSON lines in one file per corpus folder and ``writer``. The files
@@ -207,6 +240,7 @@ def probe_files(
 
     Raises:
         StoppedError: ``stop`` returned true; a later call continues.
+        OSError: a re-encoded file cannot be written.
     """
     root = Path(root)
     stem = f"{kind.store}_{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]}"
@@ -217,7 +251,8 @@ def probe_files(
     todo, num_known = [path for path in states if path not in results], len(results)
     report = progress or (lambda done, total: None)
     report(num_known, len(states))
-    items = [str(root / path_from_text(path)) for path in todo]
+    sources = [str(root / path_from_text(path)) for path in todo]
+    items = [{"source": source, "encoded": kind.encoded} for source in sources] if kind.encoded else sources
     answers = run_isolated(kind.function, items, workers=workers, timeout_seconds=kind.timeout_seconds)
     with JsonLines(store) as lines, closing(answers):
         for answer in answers:
@@ -225,6 +260,8 @@ def probe_files(
             if answer.failure is not None:
                 detail = f"the decoder gave up on this file: {answer.detail}. Save it again, or leave it out."
                 values = {"reason": answer.failure, "detail": detail}
+            if "write_error" in values:
+                raise OSError(*values["write_error"])
             results[path] = ProbeResult.read(path, values)
             state = states[path]
             if state is not None and results[path].lasts:
@@ -269,54 +306,3 @@ def _stored(version: str, stores: Iterable[Path], states: Mapping[str, State]) -
                     if row["version"] == version and states.get(row["path"]) == state:
                         known[row["path"]] = ProbeResult.read(row["path"], row)
     return known
-
-
-def measured_again(
-    sources: Mapping[str, Path],
-    recipe: str,
-    cache_dir: AnyPath,
-    work_dir: AnyPath,
-    *,
-    workers: int = 0,
-    progress: Progress = None,
-    writer: str = "",
-) -> dict[str, ProbeResult]:
-    """Re-encode videos by a recipe (settings of the encoder), and probe the new files.
-
-    Args:
-        sources: maps the hash of a file's content to the file.
-        recipe: name of the recipe; see ``video.reencode.recipe_named``.
-        cache_dir: folder that receives the re-encoded files, and holds those of earlier calls.
-        work_dir: folder of stored probe results.
-        workers: number of processes; 0: one per core.
-        progress: called with (done, total) after each re-encoded file.
-        writer: see ``probe_files``.
-
-    Returns:
-        The result for each hash in ``sources``. A file that cannot be re-encoded has the reason ``not_reencoded``.
-
-    Raises:
-        UsageError: this PyAV has no H.264 encoder.
-        OSError: a file cannot be written.
-    """
-    root = Path(cache_dir)
-    names = {content: reencoded_path(content, recipe, root).relative_to(root).as_posix() for content in sources}
-    content_of = {path: content for content, path in sources.items()}
-    results = {}
-    for done, made in enumerate(reencode_files(list(content_of), recipe, cache_dir, workers=workers), start=1):
-        source, reason, detail = made
-        if reason:
-            results[names[content_of[source]]] = ProbeResult("", reason=reason, detail=detail)
-        if progress is not None:
-            progress(done, len(sources))
-    paths = [name for name in names.values() if name not in results]
-    results |= probe_files(VIDEO_FILES, root, paths, work_dir, workers=workers, writer=writer)[0]
-    rate, again = recipe_named(recipe).rate, {}
-    for content, name in names.items():
-        result = results[name]
-        if result.probe is None:
-            result = ProbeResult("", reason="not_reencoded", detail=f"{result.reason}: {result.detail}")
-        elif rate:  # exactly the wanted rate: the rounding error of a quotient would reveal the length of a video
-            result = replace(result, probe=replace(result.probe, frames_per_second=float(rate)))
-        again[content] = result
-    return again

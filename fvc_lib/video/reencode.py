@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -40,7 +40,6 @@ from fvc_lib.services.atomic_files import (
 )
 from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.video.decode.decoding import decode
 from fvc_lib.video.decode.file_parts import sha256_of_video
 from fvc_lib.video.decode.frame_table import IntArray, Seconds, read_frame_table
@@ -49,7 +48,6 @@ from fvc_lib.video.decode.source import (
     RefusedVideo,
     UnreadableVideo,
     UnsupportedVideo,
-    VideoError,
     VideoSource,
     check_size,
     open_video,
@@ -244,57 +242,6 @@ def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:
         reencode(path, target, recipe_named(recipe))
         write_json(record, {"sha256": sha256_of_file(target)})
     return target
-
-
-def reencode_files(
-    sources: Sequence[Path], recipe: str, cache_dir: AnyPath, *, workers: int = 0
-) -> Generator[tuple[Path, str, str]]:
-    """Re-encode many videos into the cache in worker processes; yield results in the order in which they finish.
-
-    Args:
-        sources: the videos.
-        recipe: name of the recipe (``recipe_named``).
-        cache_dir: the cache for the re-encoded files.
-        workers: number of processes; 0: one per core.
-
-    Yields:
-        Tuples (source, reason, detail). For a failed video, ``reason`` is the kind of fault and ``detail`` a sentence;
-        both are empty on success.
-
-    Raises:
-        UsageError: the recipe is unknown.
-        OSError: a file cannot be written; the remaining videos are not re-encoded.
-    """
-    recipe_named(recipe)
-    items = [{"source": str(source), "recipe": recipe, "cache_dir": str(cache_dir)} for source in sources]
-    answers = run_isolated(f"{__name__}:reencode_item", items, workers=workers, timeout_seconds=TIMEOUT_SECONDS)
-    with closing(answers):
-        for answer in answers:
-            value: dict[str, Any] = answer.value
-            if answer.failure:
-                value = {"reason": answer.failure, "detail": f"the decoder or encoder died: {answer.detail}"}
-            if "write_error" in value:
-                raise OSError(*value["write_error"])
-            yield sources[answer.position], value.get("reason", ""), value.get("detail", "")
-
-
-def reencode_item(item: dict[str, Any]) -> dict[str, Any]:
-    """Re-encode one video in a worker process.
-
-    Args:
-        item: ``source``, ``recipe`` and ``cache_dir``, the arguments of ``reencoded``.
-
-    Returns:
-        An empty mapping on success. If the video cannot be re-encoded, a mapping with ``reason`` and ``detail``. If the
-        file cannot be written, a mapping with ``write_error``: errno, message and file.
-    """
-    try:
-        reencoded(item["source"], item["recipe"], item["cache_dir"])
-    except VideoError as error:
-        return {"reason": error.reason, "detail": f"{error.detail}. {error.remedy}"}
-    except OSError as error:
-        return {"write_error": [error.errno, error.strerror, error.filename]}
-    return {}
 
 
 # --- One video

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from fvc_lib.corpus.probing import probe_files, reencoded_files
 from fvc_lib.services.errors import UsageError
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.probe import probe_video
 from fvc_lib.video.decode.source import RefusedVideo, UnreadableVideo
-from fvc_lib.video.reencode import RECIPES, Recipe, recipe_named, reencode, reencode_files, reencoded
+from fvc_lib.video.reencode import RECIPES, Recipe, recipe_named, reencode, reencoded
 from tests.video.conftest import read_number
 from tests.video.mutations import textured_frames
 
@@ -115,11 +116,11 @@ def test_files_are_kept_by_content_and_recipe_and_one_bad_video_costs_itself(tmp
     copy, bad = tmp_path / "copy.mp4", tmp_path / "bad.mp4"
     copy.write_bytes(plain.read_bytes())
     bad.write_bytes(plain.read_bytes()[:2000])
-    found = {
-        path: reason for path, reason, _ in reencode_files([copy, bad], "canonical", tmp_path / "cache", workers=1)
-    }
-    assert found == {copy: "", bad: "unreadable"}
-    (made,) = (tmp_path / "cache").rglob("*.mp4")
+    made = reencoded(copy, "canonical", tmp_path / "cache")
+    kind = reencoded_files("canonical", tmp_path / "cache")
+    found, _ = probe_files(kind, tmp_path, ["copy.mp4", "bad.mp4"], tmp_path)
+    assert (found["copy.mp4"].probe.codec, found["bad.mp4"].reason) == ("h264", "not_reencoded")
+    assert list((tmp_path / "cache").rglob("*.mp4")) == [made]
     content = made.read_bytes()
     with monkeypatch.context() as patch:  # another file with that content has the same file, and no encoder runs
         patch.setattr("fvc_lib.video.reencode.reencode", lambda *_: pytest.fail("made again"))
