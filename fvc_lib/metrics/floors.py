@@ -5,14 +5,36 @@ labels reach it. The second floor is the AUC between two sources of real videos.
 comes from reach it. A group holds videos that belong together, such as near-duplicates.
 """
 
-from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
+import polars as pl
 from numpy.typing import ArrayLike
 
 from fvc_lib.metrics.classification import FloatArray, check_labels, check_scores, divide, roc_auc
 from fvc_lib.metrics.intervals import Interval, group_codes, group_interval
+
+
+def _ranks(scores: ArrayLike, cells: ArrayLike) -> FloatArray:
+    """Return the rank of each of N rows within its cell, float64 (N,); tied rows share their mean rank."""
+    return pl.DataFrame({"score": scores, "cell": cells}).select(pl.col("score").rank().over("cell")).to_numpy()[:, 0]
+
+
+def _wins(is_positive: ArrayLike, ranks: FloatArray, cells: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Return ``(wins, pairs)``, both float64 (R, C), whose quotient is the AUC within each of C cells.
+
+    A pair is a positive and a negative row of one cell. A win is a pair whose positive row has the higher score; a tie
+    is half a win (Mann and Whitney's U).
+
+    Args:
+        is_positive: bool (N,) or (R, N), the positive rows, for R such choices.
+        ranks: float64 (N,), ranks of the scores within the cells (``_ranks``).
+        cells: int (N,), number of each row's cell, 0 to C - 1.
+    """
+    positive = np.atleast_2d(np.asarray(is_positive, dtype=np.float64))
+    inside = np.eye(int(np.max(cells)) + 1)[np.asarray(cells)]
+    number = positive @ inside
+    return (positive * ranks) @ inside - number * (number + 1) / 2, number * (inside.sum(0) - number)
 
 
 def shuffled_label_aucs(
@@ -34,24 +56,17 @@ def shuffled_label_aucs(
     Raises:
         ValueError: labels are not 0 and 1, scores are not finite, or lengths differ.
     """
-    from scipy.stats import rankdata  # half a second to load
-
     checked = check_labels(labels)
-    ranks = rankdata(check_scores(scores, checked.size))
+    one_cell = np.zeros(checked.size, dtype=np.int64)
+    ranks = _ranks(check_scores(scores, checked.size), one_cell)
     group_of_row, num_groups = group_codes(groups, checked.size)
     shares = np.bincount(group_of_row, weights=checked) / np.bincount(group_of_row, minlength=num_groups)
     generator = np.random.default_rng([seed, 2])
-    won, pairs = np.empty(num), np.empty(num)
-    for deal in range(num):
-        is_fake = generator.random(checked.size) < generator.permutation(shares)[group_of_row]
-        fakes = float(is_fake.sum())
-        won[deal] = is_fake.astype(np.float64) @ ranks - fakes * (fakes + 1) / 2  # Mann and Whitney's U
-        pairs[deal] = fakes * (checked.size - fakes)
-    return divide(won, pairs)
+    deals = (generator.random(checked.size) < generator.permutation(shares)[group_of_row] for _ in range(num))
+    return np.array([divide(*_wins(is_fake, ranks, one_cell)).item() for is_fake in deals])
 
 
 FEWEST_GROUPS_OF_A_SOURCE = 10  # with fewer groups, two sources may differ by chance alone
-_MOST_CELLS = 4_000_000  # largest number of draws times videos in memory at once
 
 
 @dataclass(frozen=True)
@@ -97,24 +112,26 @@ def real_source_floor(
     Raises:
         ValueError: lengths differ, or scores are not finite.
     """
-    values, ids = np.asarray(scores, dtype=np.float64), np.asarray(groups, dtype=object)
-    sources = np.asarray(real_source, dtype=object)
-    pairs = zip(sources.tolist(), ids.tolist(), strict=True)
-    named = [(source, group) for source, group in pairs if source is not None]
-    groups_of = Counter(source for source, _ in set(named))
-    counts = Counter(source for source, _ in named if groups_of[source] >= FEWEST_GROUPS_OF_A_SOURCE)
-    if len(counts) < 2:
-        return None
-    first, second = sorted(counts, key=lambda source: (-counts[source], source))[:2]
-    rows = np.flatnonzero((sources == first) | (sources == second))
-    is_second = (sources[rows] == second).astype(np.int64)
-    interval = group_interval(
-        is_second, values[rows], ids[rows], roc_auc, replicates=replicates, seed=seed, confidence=confidence
+    columns = {"source": real_source, "group": groups, "score": scores}
+    rows = pl.DataFrame({name: np.asarray(column).tolist() for name, column in columns.items()}).drop_nulls("source")
+    sizes = rows.group_by("source").agg(pl.len(), pl.col("group").n_unique())
+    sizes = (
+        sizes.filter(pl.col("group") >= FEWEST_GROUPS_OF_A_SOURCE)
+        .sort("len", "source", descending=[True, False])
+        .head(2)
     )
-    if interval.value >= 0.5:
-        return SourceFloor(second, first, interval, counts[second], counts[first])
-    leaning = replace(interval, value=1 - interval.value, low=1 - interval.high, high=1 - interval.low)
-    return SourceFloor(first, second, leaning, counts[first], counts[second])
+    if sizes.height < 2:
+        return None
+    both = rows.join(sizes, on="source", how="semi", maintain_order="left")
+    interval = group_interval(
+        both["source"] == sizes["source"][1], both["score"], both["group"].to_list(), roc_auc, replicates=replicates,
+        seed=seed, confidence=confidence,
+    )  # fmt: skip
+    if interval.value < 0.5:
+        interval = replace(interval, value=1 - interval.value, low=1 - interval.high, high=1 - interval.low)
+        sizes = sizes.reverse()
+    (lower, num_lower, _), (higher, num_higher, _) = sizes.rows()
+    return SourceFloor(higher, lower, interval, num_higher, num_lower)
 
 
 def mean_lean(
@@ -136,23 +153,16 @@ def mean_lean(
         folds: (N,), fold of each video.
         targets: (N,), the target (such as a generator) that each video tests; None: one target.
     """
-    from scipy.stats import rankdata  # half a second to load
-
-    of_second, values = np.atleast_2d(np.asarray(is_second, dtype=np.float64)), np.asarray(scores, dtype=np.float64)
-    fold_of_row = np.asarray(folds)
-    target_of_row = np.zeros(values.size) if targets is None else np.asarray(targets)
-    of_targets = []
-    for target in np.unique(target_of_row):
-        total, all_pairs = np.zeros(len(of_second)), np.zeros(len(of_second))
-        for fold in np.unique(fold_of_row[target_of_row == target]):
-            rows = np.flatnonzero((target_of_row == target) & (fold_of_row == fold))
-            second = of_second[:, rows].sum(1)
-            pairs = second * (rows.size - second)
-            above = of_second[:, rows] @ rankdata(values[rows]) - second * (second + 1) / 2
-            total += np.abs(above - pairs / 2)
-            all_pairs += pairs
-        of_targets.append(divide(total, all_pairs))
-    mean: FloatArray = np.mean(of_targets, axis=0)
+    values = np.asarray(scores, dtype=np.float64)
+    _, fold_of_row = np.unique(np.asarray(folds), return_inverse=True)
+    _, target_of_row = np.unique(np.zeros(values.size) if targets is None else targets, return_inverse=True)
+    num_folds = fold_of_row.max() + 1
+    cells = target_of_row * num_folds + fold_of_row
+    won, pairs = _wins(is_second, _ranks(values, cells), cells)
+    empty = -pairs.shape[1] % num_folds  # the last target may lack the last folds
+    away, pairs = (np.pad(part, ((0, 0), (0, empty))) for part in (np.abs(won - pairs / 2), pairs))
+    sums = (part.reshape(len(part), -1, num_folds).sum(2) for part in (away, pairs))
+    mean: FloatArray = divide(*sums).mean(1)
     return mean
 
 
@@ -181,22 +191,16 @@ def leans_by_chance(
         draws: number of random deals.
         seed: seed of the deals.
     """
-    second, fold_of_row = np.asarray(is_second, dtype=bool), np.asarray(folds)
+    second = np.asarray(is_second, dtype=bool)
     target_of_row = np.zeros(second.size) if targets is None else np.asarray(targets)
-    columns = (target_of_row, fold_of_row, np.asarray(groups), second)
+    columns = (target_of_row, np.asarray(folds), np.asarray(groups), second)
     keys = list(zip(*(column.tolist() for column in columns), strict=True))
-    number_of = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    units = list(dict.fromkeys(keys))
+    number_of = {unit: number for number, unit in enumerate(units)}
     unit_of_row = np.array([number_of[key] for key in keys], dtype=np.int64)
-    dealt_within: dict[tuple[object, object], list[int]] = {}
-    for (target, fold, _, _), number in number_of.items():
-        dealt_within.setdefault((target, fold), []).append(number)
-    is_second_of = np.array([key[3] for key in number_of])
-    generator, blocks = np.random.default_rng(seed), []
-    at_once = max(1, _MOST_CELLS // second.size)
-    for first in range(0, draws, at_once):
-        dealt = np.tile(is_second_of, (min(at_once, draws - first), 1))
-        for units in dealt_within.values():
-            dealt[:, units] = generator.permuted(dealt[:, units], axis=1)
-        blocks.append(mean_lean(dealt[:, unit_of_row], scores, fold_of_row, target_of_row))
-    leans = np.concatenate(blocks)
+    generator, dealt = np.random.default_rng(seed), np.tile([unit[3] for unit in units], (draws, 1))
+    for cell in dict.fromkeys(unit[:2] for unit in units):
+        inside = [number for number, unit in enumerate(units) if unit[:2] == cell]
+        dealt[:, inside] = generator.permuted(dealt[:, inside], axis=1)
+    leans: FloatArray = np.concatenate([mean_lean(deal[unit_of_row], scores, folds, targets) for deal in dealt])
     return leans[np.isfinite(leans)]
