@@ -20,19 +20,17 @@ import functools
 import hashlib
 import importlib
 import json
-import logging
 import math
 import os
 import re
 import shlex
-import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import polars as pl
 
@@ -43,7 +41,6 @@ from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import (
     as_mapping,
     as_text,
-    sha256_of_file,
     sha256_of_json,
 )
 from fvc_lib.services.errors import FvcError, UsageError, command_text
@@ -56,6 +53,7 @@ from fvc_lib.services.tasks import FOLD_TRAINING
 # The most characters of a key (MLflow allows 250) and of the value of a parameter or tag (mlflow.utils.validation).
 MAX_KEY, MAX_TEXT = 240, 6_000
 RUN_KEY = "fvc.run_key"
+_ENDS = ("value", "low", "high")
 _STORED = ("results", "task_results", "predictions", "slices", "leakage_audit")
 TABLES = ("metrics", "parameters", *_STORED)  # names in ``queries.SQL_TABLES``
 # MLflow's name for each state of a run. Any other state, such as "stopped without a word", becomes KILLED.
@@ -183,19 +181,15 @@ def _points(curves: pl.DataFrame, results: pl.DataFrame, task_results: pl.DataFr
     place = pl.when(stage=FOLD_TRAINING).then(pl.format("fold_{}", "fold")).otherwise("stage").fill_null("")
     time = (pl.col("ts") * 1000).round().cast(pl.Int64, strict=False).clip(0, 2**50).fill_null(ended)
     logged = curves.select(place, "phase", "metric", "step", time, pl.col("value").fill_null(math.nan)).rows()
-    rows = [(line[:3], *line[3:]) for line in logged]
-    measured = [((*row["scope"].split(":", 1), row["source"]), row) for row in results.iter_rows(named=True)]
-    measured += [(("test", row["source"], row["subject"]), row) for row in task_results.iter_rows(named=True)]
-    for parts, row in measured:
-        for end in ("value", "low", "high"):
-            if row[end] is not None:
-                names = (row["metric"],) if end == "value" else (row["metric"], end)
-                rows.append(((*parts, *names), 0, ended, row[end]))
-    points = {}
-    for parts, step, milliseconds, value in rows:
-        key = key_of(*parts)
-        # MLflow's SQL stores turn an infinity into 1.8e308, which reads as a number.
-        points[key, step] = key, step, milliseconds, value if math.isfinite(value) else math.nan
+    rows = [(key_of(*line[:3]), *line[3:]) for line in logged]
+    measured = results.select(pl.col("scope").str.splitn(":", 2).struct.unnest(), "source", "metric", *_ENDS).rows()
+    measured += task_results.select(pl.lit("test"), "source", "subject", "metric", *_ENDS).rows()
+    for *parts, value, low, high in measured:
+        names = [part for part in parts if part is not None]
+        ends = (value, names), (low, [*names, "low"]), (high, [*names, "high"])
+        rows += [(key_of(*key), 0, ended, end) for end, key in ends if end is not None]
+    # MLflow's SQL stores turn an infinity into 1.8e308, which reads as a number.
+    points = {row[:2]: (*row[:3], row[3] if math.isfinite(row[3]) else math.nan) for row in rows}
     return list(points.values())
 
 
@@ -246,14 +240,29 @@ class RunExport:
         self._run_id, self._earlier, self._sent = "", list[str](), set[tuple[str, int]]()
 
     def update(self, content: RunContent) -> None:
-        """Log what is new of a run that is working.
+        """Log what is new of a run: parameters, tags, and the points that were not logged yet.
 
         Raises:
             UsageError: MLflow is not installed.
             TrackingError: MLflow refused or cannot be reached. A later call logs what is missing.
         """
         with connected(self.tracking_uri) as client:
-            self._log(client, content)
+            if not self._run_id:
+                experiment = experiment_id(client, content.experiment, self.tracking_uri)
+                known = client.search_runs([experiment], f"tags.`{RUN_KEY}` = '{content.tags[RUN_KEY]}'")
+                self._earlier = [str(run.info.run_id) for run in known]
+                begin, name = content.times[0], content.run_id[:MAX_KEY]
+                created = client.create_run(experiment, start_time=begin, tags=content.tags, run_name=name)
+                self._run_id = str(created.info.run_id)
+            entities = importlib.import_module("mlflow.entities")
+            new = [point for point in content.points if point[:2] not in self._sent]
+            client.log_batch(  # MLflow splits it into batches that the server accepts
+                self._run_id,
+                metrics=[entities.Metric(key, value, time, step) for key, step, time, value in new],
+                params=[entities.Param(*param) for param in content.params.items()],
+                tags=[entities.RunTag(*tag) for tag in content.tags.items()],
+            )
+            self._sent.update(point[:2] for point in new)
 
     def finish(self, content: RunContent, bundle: Path | None = None) -> list[str]:
         """Log what is missing, and the model as a pyfunc model if there is a ``bundle``; errors as ``update``.
@@ -261,10 +270,8 @@ class RunExport:
         Returns:
             Lines for the terminal: the number of exported values, and notes on files that could not be read.
         """
+        self.update(content)
         with connected(self.tracking_uri) as client:
-            self._log(client, content)
-            for name, text in content.tags.items():
-                client.set_tag(self._run_id, name, text)
             for path in content.files:
                 client.log_artifact(self._run_id, str(path))
             for name, text in content.tables.items():
@@ -279,23 +286,6 @@ class RunExport:
         what = f"{count_text(len(content.points), 'metric value')} exported{replaced}"
         head = f"{content.run_id}: experiment {content.experiment!r} of {shown_uri(self.tracking_uri)}, {what}"
         return [head, *(f"  note: {note}" for note in content.notes)]
-
-    def _log(self, client: Any, content: RunContent) -> None:
-        """Create the MLflow run if it is missing, and log the points that were not logged yet."""
-        entities = importlib.import_module("mlflow.entities")
-        if not self._run_id:
-            experiment = experiment_id(client, content.experiment, self.tracking_uri)
-            known = client.search_runs([experiment], f"tags.`{RUN_KEY}` = '{content.tags[RUN_KEY]}'")
-            self._earlier = [str(run.info.run_id) for run in known]
-            begin, name = content.times[0], content.run_id[:MAX_KEY]
-            created = client.create_run(experiment, start_time=begin, tags=content.tags, run_name=name)
-            self._run_id = str(created.info.run_id)
-            params = [entities.Param(name, text) for name, text in content.params.items()]
-            client.log_batch(self._run_id, params=params)
-        new = [point for point in content.points if point[:2] not in self._sent]
-        metrics = [entities.Metric(key, value, time, step) for key, step, time, value in new]
-        client.log_batch(self._run_id, metrics=metrics)  # MLflow splits them into batches that the server accepts
-        self._sent.update(point[:2] for point in new)
 
 
 def _log_model(client: Any, run_id: str, bundle: Path) -> None:
@@ -323,8 +313,6 @@ def experiment_id(client: Any, name: str, tracking_uri: str) -> str:
 # --- The model registry
 
 SCHEME = "models:/"
-_BUNDLE = "fvc.bundle_sha256"
-_DIGESTS = "digests.json"
 _MODEL = re.compile(rf"{SCHEME}(?P<name>[^/@:]+)(?:@(?P<alias>[^/@:]+)|/(?P<version>\d+))")
 
 
@@ -342,12 +330,8 @@ def model_and_alias(text: str) -> tuple[str, str]:
     return name, alias
 
 
-def register_bundle(
-    bundle: Path, name: str, alias: str, *, experiment: str, run_id: str, tracking_uri: str
-) -> tuple[str, bool]:
-    """Register ``bundle`` in MLflow's model registry as a version of the model ``name``.
-
-    If a version of this model has the same content, no new version is created.
+def register_bundle(bundle: Path, name: str, alias: str, *, experiment: str, run_id: str, tracking_uri: str) -> str:
+    """Register ``bundle`` in MLflow's model registry as a new version of the model ``name``. Return its number.
 
     Args:
         bundle: folder of an exported bundle (a detector with its weights).
@@ -357,31 +341,21 @@ def register_bundle(
         run_id: id of the run that was exported.
         tracking_uri: address of MLflow, a database or a server.
 
-    Returns:
-        ``(version, is_new)``: the number of the version as text, and whether this call created it.
-
     Raises:
         UsageError: MLflow is not installed.
         TrackingError: MLflow refused or cannot be reached.
     """
-    digest = sha256_of_file(bundle / _DIGESTS)
     with connected(tracking_uri) as client:
         if not client.search_registered_models(f"name='{name}'"):
             client.create_registered_model(name)
-        versions = client.search_model_versions(f"name='{name}'")
-        version = next((str(known.version) for known in versions if known.tags.get(_BUNDLE) == digest), "")
-        is_new = not version
-        if is_new:
-            tags = {_BUNDLE: digest, "fvc.run_id": run_id}
-            where = experiment_id(client, experiment, tracking_uri)
-            made = client.create_run(where, tags=tags, run_name=f"bundle {run_id}")
-            _log_model(client, made.info.run_id, bundle)
-            client.set_terminated(made.info.run_id)
-            source = f"{made.info.artifact_uri}/model"
-            version = str(client.create_model_version(name, source, made.info.run_id, tags=tags).version)
+        where, tags = experiment_id(client, experiment, tracking_uri), {"fvc.run_id": run_id}
+        made = client.create_run(where, tags=tags, run_name=f"bundle {run_id}").info
+        _log_model(client, made.run_id, bundle)
+        client.set_terminated(made.run_id)
+        version = client.create_model_version(name, f"{made.artifact_uri}/model", made.run_id, tags=tags).version
         if alias:
             client.set_registered_model_alias(name, alias, version)
-    return version, is_new
+    return str(version)
 
 
 class _ServedBundle:
@@ -406,8 +380,8 @@ def _load_pyfunc(path: str) -> _ServedBundle:
 def fetched_bundle(uri: str, *, tracking_uri: str, cache_dir: Path) -> Path:
     """Return the folder of a registered bundle on this machine. It is downloaded only if the cache does not hold it.
 
-    An alias is resolved in every call, because it may point to another version by now. Only the file ``digests.json``
-    is checked here (SHA-256). The other files are checked when the bundle is loaded.
+    An alias is resolved in every call, because it may point to another version by now. The files are checked (SHA-256)
+    when the bundle is loaded.
 
     Args:
         uri: address of the bundle in the model registry, ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``.
@@ -417,7 +391,6 @@ def fetched_bundle(uri: str, *, tracking_uri: str, cache_dir: Path) -> Path:
     Raises:
         UsageError: MLflow is not installed, there is no store at ``tracking_uri``, or ``uri`` does not name a
             registered bundle.
-        FvcError: the downloaded bundle differs from the one that was registered.
         TrackingError: MLflow refused or cannot be reached.
     """
     parts = _MODEL.fullmatch(uri)
@@ -429,37 +402,27 @@ def fetched_bundle(uri: str, *, tracking_uri: str, cache_dir: Path) -> Path:
             f"bundle first: {command_text('export', 'RUN', '--format', 'mlflow', '--register', parts['name'])}"
         )
     with connected(tracking_uri) as client:
-        if parts["alias"]:
-            version = client.get_model_version_by_alias(parts["name"], parts["alias"])
-        else:
-            version = client.get_model_version(parts["name"], parts["version"])
-        digest = version.tags.get(_BUNDLE)
-        if not digest:
-            raise UsageError(f"{uri!r}: version {version.version} is no bundle that export registered.")
-        folder = cache_dir.expanduser().absolute() / "registered_models" / sha256_of_json(digest)
-        if (folder / _DIGESTS).is_file() and sha256_of_file(folder / _DIGESTS) == digest:
-            return folder
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetching.", dir=folder.parent) as building:
-            source = client.get_model_version_download_uri(version.name, version.version)
-            artifacts = importlib.import_module("mlflow.artifacts")
-            model = Path(artifacts.download_artifacts(source, dst_path=building, tracking_uri=tracking_uri))
-            digests = next(model.glob(f"data/*/{_DIGESTS}"), None)
-            if digests is None or sha256_of_file(digests) != digest:
-                raise FvcError(f"{uri!r}: MLflow does not hold the bundle that was registered. Register it again.")
-            shutil.rmtree(folder, ignore_errors=True)  # what is there is damaged
-            digests.parent.rename(folder)
+        number = parts["version"] or client.get_model_version_by_alias(parts["name"], parts["alias"]).version
+        source = client.get_model_version_download_uri(parts["name"], number)
+        folder = cache_dir.expanduser().absolute() / "registered_models" / sha256_of_json([tracking_uri, source])
+        if not folder.is_dir():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".fetching.", dir=folder.parent) as building:
+                artifacts = importlib.import_module("mlflow.artifacts")
+                model = artifacts.download_artifacts(source, dst_path=building, tracking_uri=tracking_uri)
+                digests = next(Path(model).glob("data/*/digests.json"), None)
+                if digests is None:
+                    raise UsageError(f"{uri!r}: version {number} is no bundle that export registered.")
+                digests.parent.rename(folder)
     return folder
 
 
 # --- MLflow, imported only when needed, without log output and telemetry, and without passwords in its messages
 
 _ENVIRONMENT = {
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
-    # A value that is too long must be an error. MLflow would cut it.
-    "MLFLOW_TRUNCATE_LONG_VALUES": "false",
-    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # A pool would keep connections to the database open after the export.
@@ -488,46 +451,27 @@ def _database(tracking_uri: str) -> Path:
     return Path(unquote(tracking_uri.removeprefix("sqlite:///").partition("?")[0])).absolute()
 
 
-def shown_uri(uri: str) -> str:
-    """Return ``uri`` without user, password and query."""
-    return _without_secrets(uri, uri)
-
-
-def _without_secrets(text: str, uri: str) -> str:
-    parts = urlsplit(uri)
-    login = parts.netloc.rpartition("@")[0]
-    for secret in (login, *login.split(":", 1)[::-1], parts.query):
-        text = text.replace(secret, "[secret]") if secret else text
-    return text
+def shown_uri(text: str) -> str:
+    """Return ``text`` without the user, the password and the query of the URIs in it."""
+    return re.sub(r"(?<=//)[^/\s]*(?=@)|(?<=\?)\S+", "[secret]", text)
 
 
 @contextlib.contextmanager
 def connected(tracking_uri: str) -> Iterator[Any]:
-    """Yield an ``MlflowClient`` connected to ``tracking_uri``. Warnings and logs are silent within the ``with`` block.
+    """Yield an ``MlflowClient`` connected to ``tracking_uri``. Warnings are silent within the ``with`` block.
 
     Raises:
         UsageError: MLflow is not installed.
         TrackingError: MLflow cannot be reached or refuses a request. The message hides passwords in the URI.
     """
-    before, disabled = dict(os.environ), logging.root.manager.disable
-    os.environ.update({**_ENVIRONMENT, **{name: before[name] for name in _ENVIRONMENT if name in before}})
-    logging.disable(logging.WARNING)
+    os.environ.update({**_ENVIRONMENT, **os.environ})
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # MLflow's warnings about its dependencies
-            mlflow = importlib.import_module("mlflow")
-            refused = importlib.import_module("mlflow.exceptions").MlflowException
-            broken = importlib.import_module("sqlalchemy.exc").SQLAlchemyError
-            try:
-                yield mlflow.MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
-            except (refused, broken, OSError) as error:
-                text = f"{type(error).__name__}: {_without_secrets(clean_text(error), tracking_uri)[:600]}"
-                raise TrackingError(f"MLflow at {shown_uri(tracking_uri)}: {text}") from None
+        mlflow, sqlalchemy = map(importlib.import_module, ("mlflow", "sqlalchemy"))
+        with warnings.catch_warnings(action="ignore"):  # MLflow's warnings about its dependencies
+            yield mlflow.MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
     except ModuleNotFoundError as error:
-        setup = shlex.join(["make", "-C", str(HOME), "setup-mlflow"])
-        setup = setup if IS_CHECKOUT else "pip install 'fvc_lib[mlflow]'"
+        setup = f"make -C {shlex.quote(str(HOME))} setup-mlflow" if IS_CHECKOUT else "pip install 'fvc_lib[mlflow]'"
         raise UsageError(f"MLflow needs the package {error.name!r}, which is not installed: {setup}") from error
-    finally:
-        logging.disable(disabled)
-        os.environ.clear()
-        os.environ.update(before)
+    except (mlflow.exceptions.MlflowException, sqlalchemy.exc.SQLAlchemyError, OSError) as error:
+        text = f"{type(error).__name__}: {shown_uri(clean_text(error))[:600]}"
+        raise TrackingError(f"MLflow at {shown_uri(tracking_uri)}: {text}") from None

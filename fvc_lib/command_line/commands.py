@@ -374,11 +374,10 @@ def export(
     MLflow needs: make setup-mlflow. A run, finished or not, becomes one MLflow run with the parameters, the metrics by
     step, the report with its figures, and the results with intervals. Next to the results are the controls, and whether
     the run is above them. The run folder is only read. A second export of a run replaces the first. --register makes a
-    bundle of one finished run and registers it as a version of the model NAME (a pyfunc model). ALIAS then points at
-    this version. If the registry has a version with the same content, no new version is made. Set user and password of
-    a server in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. Do not put them into --tracking-uri: other users
-    of this machine could read them in the list of processes. With FVC_TRACKER=mlflow every run is logged while it
-    works, and its model when it is done.
+    bundle of one finished run and registers it as a new version of the model NAME (a pyfunc model). ALIAS then points
+    at this version. Set user and password of a server in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. Do not
+    put them into --tracking-uri: other users of this machine could read them in the list of processes. With
+    FVC_TRACKER=mlflow every run is logged while it works, and its model when it is done.
 
     Exit codes: 0 ok, 1 a file is damaged or MLflow refused, 2 usage, 3 the results are missing or damaged.
     """
@@ -519,14 +518,11 @@ def _register(run: RunPaths, model: str, alias: str, tracking_uri: str | None) -
     store = tracking_uri or default_tracking_uri(run.root.parent.parent)
     with tempfile.TemporaryDirectory(prefix="fvc_bundle_") as folder:
         _, sentence = write_run_bundle(run, bundle := Path(folder) / "bundle")
-        version, is_new = register_bundle(
+        version = register_bundle(
             bundle, model, alias, experiment=run.root.parent.name, run_id=run.run_id, tracking_uri=store
         )
     uri = f"{SCHEME}{model}@{alias}" if alias else f"{SCHEME}{model}/{version}"
-    click.echo(
-        f"model {model}, version {version}{'' if is_new else ' (was there with this content)'}\n  {sentence}\n"
-        f"  to ask it: {command_text('predict', uri, 'FILE')}"
-    )
+    click.echo(f"model {model}, version {version}\n  {sentence}\n  to ask it: {command_text('predict', uri, 'FILE')}")
 
 
 _FEATURES = re.compile(r"[0-9a-f]{32}(_[a-z0-9_]+)?")
