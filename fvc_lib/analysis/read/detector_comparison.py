@@ -315,8 +315,8 @@ def weight_table(names: Sequence[str], rules: Sequence[FoldRule]) -> pl.DataFram
 
 def number_table(comparison: DetectorComparison) -> pl.DataFrame:
     """Return all metrics and costs as numbers that are not rounded, one row per detector. The table is for programs."""
-    by_name, rows = {pair.second: pair for pair in comparison.differences}, []
-    marks = {BEST: "best, shown", HIGHEST: "best, not shown"}
+    by_name = {pair.second: pair for pair in comparison.differences}
+    marks, rows = {BEST: "best, shown", HIGHEST: "best, not shown"}, []
     for detector in comparison.detectors:
         row: dict[str, Any] = {
             "detector": detector.name,
@@ -326,12 +326,12 @@ def number_table(comparison: DetectorComparison) -> pl.DataFrame:
             "num_runs_above_controls": detector.num_above_controls,
         }
         for metric, interval in detector.intervals.items():
-            row |= {f"{metric}_{name}": number for name, number in vars(interval).items()}
-            row[f"{metric}_smallest"], row[f"{metric}_largest"] = detector.spread[metric]
-            row[f"{metric}_mark"] = marks.get(detector.marks[metric])
+            smallest, largest = detector.spread[metric]
+            more = {"smallest": smallest, "largest": largest, "mark": marks.get(detector.marks[metric])}
+            row |= {f"{metric}_{name}": number for name, number in {**vars(interval), **more}.items()}
         if pair := by_name.get(detector.name):
-            row |= {f"difference_{name}": number for name, number in vars(pair.difference).items()}
-            row["difference_holm_p"] = pair.holm_p_value
+            more = {**vars(pair.difference), "holm_p": pair.holm_p_value}
+            row |= {f"difference_{name}": number for name, number in more.items()}
         rows.append(row | {name: detector.cost.get(name) for name in COSTS})
     return pl.DataFrame(rows, infer_schema_length=None).fill_nan(None)
 
