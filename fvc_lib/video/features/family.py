@@ -167,7 +167,6 @@ POOLS: Mapping[str, str] = {
     "least": "the minimum",
     "most": "the maximum",
 }
-_QUANTILES = np.array([0.1, 0.9])
 
 
 def pool(rows: Sequence[Values]) -> npt.NDArray[np.float64]:
@@ -180,10 +179,7 @@ def pool(rows: Sequence[Values]) -> npt.NDArray[np.float64]:
     for number, row in enumerate(rows):
         values = np.sort(row[np.isfinite(row)].astype(np.float64))
         if values.size:
-            places = _QUANTILES * (values.size - 1)
-            below = places.astype(np.int64)
-            above = np.minimum(below + 1, values.size - 1)
-            quantiles = values[below] + (places - below) * (values[above] - values[below])
+            quantiles = np.quantile(values, (0.1, 0.9))
             pooled[number] = (values.mean(), values.std(), *quantiles, values[0], values[-1])
     return pooled
 
@@ -215,10 +211,7 @@ def families_named(names: str) -> tuple[FeatureFamily, ...]:
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
         raise UsageError(f"feature_families: got {names!r}, wanted names separated by commas, or all")
-    chosen = FEATURES.names() if wanted == ["all"] else wanted
-    if wanted == ["all"] and FEATURES.broken:
-        name, reason = next(iter(FEATURES.broken.items()))
-        raise UsageError(f"feature family {name} cannot be imported: {reason}. Mend it, or name families without it.")
+    chosen = [*FEATURES.names(), *FEATURES.broken] if wanted == ["all"] else wanted
     return tuple(FEATURES.get(name) for name in sorted(set(chosen)))
 
 
@@ -374,15 +367,10 @@ def _small(plane: npt.NDArray[Any]) -> Float32:
     factor = -(-max(height, width) // SMALL_SIDE)
     down, across = min(factor, height), min(factor, width)
     h, w = height // down, width // across
-    # Adding whole rows and columns takes a fifth of the time of numpy's sum over short axes.
-    rows = np.zeros((h, w * across), np.uint16 if plane.dtype == np.uint8 and down <= 256 else np.uint32)
-    for row in range(down):
-        np.add(rows, plane[row : h * down : down, : w * across], out=rows)
-    sums = np.zeros((h, w), np.uint32)
-    for column in range(across):
-        sums += rows[:, column::across]
-    means: Float32 = sums.astype(np.float32) / np.float32(down * across)
-    return means
+    # Adding whole rows first takes a fifth of the time of a sum over both short axes.
+    rows = plane[: h * down, : w * across].reshape(h, down, -1).sum(1, dtype=np.uint32)
+    sums = rows.reshape(h, w, across).sum(2, dtype=np.uint32)
+    return np.asarray(sums.astype(np.float32) / np.float32(down * across))
 
 
 # Largest quantiser by codec. In H.264 with 10 bits the smallest is -12. For MPEG, ffmpeg exports twice the scale code,

@@ -5,7 +5,7 @@ this video is lost. Values are cached by the video's content, the code that samp
 So after an interruption, or with an added family, only missing values are measured.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,43 +62,6 @@ def values_path(folder: Path, content_sha256: str) -> Path:
     return folder / content_sha256[:2] / f"{content_sha256}.json"
 
 
-def measure_files(
-    files: Sequence[tuple[Path, str, Sequence[str]]],
-    recipe: str,
-    cache_dir: AnyPath,
-    *,
-    workers: int = 0,
-) -> Generator[tuple[int, Measured, str]]:
-    """Measure files in worker processes, and yield the result of every file in the order in which they finish.
-
-    Args:
-        files: tuples (path, SHA-256 of the content, names of families to measure). A file whose content has another
-            SHA-256 fails. An empty SHA-256 is not checked.
-        recipe: recipe (named way to re-encode) that is applied to every file first; empty: none.
-        cache_dir: the cache for re-encoded files.
-        workers: number of processes (fewer if memory is short); 0: one per core.
-
-    Yields:
-        Tuples (index in ``files``, values, reason). If a file failed, the values are empty and the reason says why;
-        otherwise the reason is empty.
-    """
-    encoded = [recipe, str(cache_dir)] if recipe else []
-    items = [
-        {"source": str(path), "content_sha256": content, "families": list(names), "encoded": encoded}
-        for path, content, names in files
-    ]
-    seconds = REENCODE_SECONDS if recipe else TIMEOUT_SECONDS
-    answers = run_isolated(MEASURE_FUNCTION, items, workers=workers, timeout_seconds=seconds)
-    with closing(answers):
-        for answer in answers:
-            if answer.failure is not None:
-                source = items[answer.position]["source"]
-                reason = f"{source!r}: {answer.failure}: {answer.detail}. Re-encode it, or leave it out."
-                yield answer.position, {}, reason
-            else:
-                yield answer.position, answer.value.get("measured", {}), answer.value.get("video_error", "")
-
-
 def measure_features(
     index: pl.DataFrame,
     corpus_root: AnyPath,
@@ -133,35 +96,45 @@ def measure_features(
     folder = features_folder(cache_dir, recipe)
     sweep_temporaries(folder)
     videos = index.select("video_id", "path", "content_sha256").rows()
-    rows = np.full((len(videos), sum(len(family.columns()) for family in chosen)), np.nan, np.float32)
-    places, files = [], []
+    records = [values_path(folder, content) for _, _, content in videos]
+    encoded = [recipe, str(cache_dir)] if recipe else []
+    places, items = [], []
     for place, (_, path, content) in enumerate(videos):
-        entries = read_document(values_path(folder, content))
-        cached = {name: entry for name, entry in entries.items() if codes.get(name) == entry[0]}
-        rows[place] = _row(chosen, cached)
+        cached = _cached(records[place], codes)
         if missing := [name for name in codes if name not in cached]:
+            source = str(Path(corpus_root) / path_from_text(path))
+            items.append({"source": source, "content_sha256": content, "families": missing, "encoded": encoded})
             places.append(place)
-            files.append((Path(corpus_root) / path_from_text(path), content, missing))
     failed: dict[int, str] = {}
-    num_reused = len(videos) - len(files)
+    num_reused = len(videos) - len(items)
     progress(num_reused, len(videos))
-    with closing(measure_files(files, recipe, cache_dir, workers=workers)) as measurements:
-        for done, (position, measured, failure) in enumerate(measurements, start=num_reused + 1):
-            place = places[position]
-            if failure:
-                failed[place], rows[place] = failure, np.nan
+    seconds = REENCODE_SECONDS if recipe else TIMEOUT_SECONDS
+    answers = run_isolated(MEASURE_FUNCTION, items, workers=workers, timeout_seconds=seconds)
+    with closing(answers):
+        for done, answer in enumerate(answers, start=num_reused + 1):
+            place, source = places[answer.position], items[answer.position]["source"]
+            died = f"{source!r}: {answer.failure}: {answer.detail}. Re-encode it, or leave it out."
+            value = answer.value or {"video_error": died}
+            if "measured" in value:
+                write_document(records[place], {**read_document(records[place]), **value["measured"]})
             else:
-                file = values_path(folder, videos[place][2])
-                write_document(file, {**read_document(file), **measured})
-                added = _row(chosen, measured)
-                rows[place] = np.where(np.isnan(added), rows[place], added)
+                failed[place] = value["video_error"]
             progress(done, len(videos))
     if table is not None:
-        columns = [column for family in chosen for column in family.columns()]
-        frame = pl.DataFrame(rows, schema=dict.fromkeys(columns, pl.Float32)).fill_nan(None)
+        rows = [_row(chosen, {} if place in failed else _cached(records[place], codes)) for place in range(len(videos))]
+        columns = dict.fromkeys((column for family in chosen for column in family.columns()), pl.Float32)
+        frame = pl.DataFrame(np.reshape(rows, (len(rows), len(columns))), schema=columns).fill_nan(None)
         write_table(index.select("video_id", "group_id", "label").hstack(frame), FEATURES, table)
     of_failed = tuple((videos[place][0], failed[place]) for place in sorted(failed))
-    return FeatureReport(len(files) - len(failed), num_reused, of_failed)
+    return FeatureReport(len(items) - len(failed), num_reused, of_failed)
+
+
+def _cached(record: Path, codes: Mapping[str, str]) -> Measured:
+    """Return the entries of the file ``record`` that were measured by today's code, by the families' names.
+
+    ``codes`` has the hash of today's code by the families' names.
+    """
+    return {name: entry for name, entry in read_document(record).items() if codes.get(name) == entry[0]}
 
 
 def _row(families: Sequence[FeatureFamily], measured: Measured) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -170,6 +143,4 @@ def _row(families: Sequence[FeatureFamily], measured: Measured) -> np.ndarray[An
         np.array(measured[each.name][1], np.float64) if each.name in measured else np.full(len(each.columns()), np.nan)
         for each in families
     ]
-    row = np.concatenate(parts).astype(np.float32)
-    row[~np.isfinite(row)] = np.nan
-    return row
+    return np.concatenate(parts).astype(np.float32)
