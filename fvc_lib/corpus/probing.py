@@ -35,7 +35,7 @@ from fvc_lib.video.decode.clip import Clip, uniform_places
 from fvc_lib.video.decode.file_parts import parts_of, sha256_of_video
 from fvc_lib.video.decode.probe import VideoProbe, probe_and_decode
 from fvc_lib.video.decode.source import RefusedVideo, VideoError
-from fvc_lib.video.decode.still_image import ImageFacts, StillImageError, examine_image
+from fvc_lib.video.decode.still_image import ImageFacts, examine_image
 from fvc_lib.video.reencode import TIMEOUT_SECONDS as REENCODE_SECONDS, recipe_named, reencoded
 
 # --- One untrusted file, in a worker process. Every worker imports this module, so its imports are few.
@@ -86,7 +86,7 @@ def probe_reencoded(item: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _unusable(error: VideoError | StillImageError) -> dict[str, Any]:
+def _unusable(error: VideoError) -> dict[str, Any]:
     return {"reason": error.reason, "detail": f"{error.detail}. {error.remedy}"}
 
 
@@ -119,7 +119,7 @@ def probe_image(path_text: str) -> dict[str, Any]:
     """
     try:
         facts, picture = examine_image(Path(path_text), shortest_side=GRID_SIDE)
-    except StillImageError as error:
+    except VideoError as error:
         return _unusable(error)
     frames = without_bars(np.ascontiguousarray(np.moveaxis(picture, -1, 0))[None])
     grids = luma_grids(frames)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fvc_lib.video.decode.still_image import StillImageError, decode_image, examine_image
+from fvc_lib.video.decode.source import VideoError
+from fvc_lib.video.decode.still_image import decode_image, examine_image
 
 # Four quarters of different colours, wider than high: every turn and flip of it is another picture.
 QUARTERS = np.zeros((16, 24, 3), dtype=np.uint8)
@@ -95,7 +96,7 @@ def test_enough_pixels_are_enough(tmp_path: Path) -> None:
 
 def reason_of(read, path: Path) -> str:
     """The reason why ``path`` cannot be read, which the error names and keeps when it is pickled."""
-    with pytest.raises(StillImageError) as caught:
+    with pytest.raises(VideoError) as caught:
         read(path)
     assert str(path) in str(caught.value)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
@@ -157,6 +158,6 @@ def test_a_changed_file_is_read_or_refused_and_what_the_index_takes_can_be_read(
         path = written(tmp_path, bytes(changed))
         try:
             facts, _ = examine_image(path)
-        except StillImageError:
+        except VideoError:
             continue
         assert decode_image(path).shape == (facts.height, facts.width, 3)

@@ -49,7 +49,7 @@ def train_images(
     ``tables/image_predictions.parquet`` and ``tables/target_predictions.parquet``. Resumes an earlier attempt.
 
     Raises:
-        StillImageError: a picture is missing or damaged.
+        VideoError: a picture is missing or damaged.
         DataError: a part is empty, or an output for a test picture is not finite.
         UsageError: backbone or weights do not load, or balanced sampling is on while a picture has no class.
         FvcError: as ``shared_training.train``, which explains ``options``.

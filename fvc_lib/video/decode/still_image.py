@@ -3,8 +3,7 @@
 import functools
 import hashlib
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,16 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fvc_lib.services.atomic_files import AnyPath
-from fvc_lib.services.errors import FvcError
 from fvc_lib.video.decode.file_parts import part_at
-from fvc_lib.video.decode.source import STRICT, system_reason
+from fvc_lib.video.decode.source import (
+    STRICT,
+    CorruptVideo,
+    RefusedVideo,
+    TruncatedVideo,
+    UnreadableVideo,
+    VideoError,
+    system_reason,
+)
 
 Picture = npt.NDArray[np.uint8]  # (H, W, 3), RGB
 
@@ -26,31 +32,13 @@ MAX_PIXELS = 80_000_000  # less than 89 million, above which Pillow warns
 MAX_FILE_BYTES = 1 << 28
 # Pillow can open more formats, but EPS would start Ghostscript, and others are drawings or documents.
 _FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
-_REMEDIES = {
-    "unreadable": "Restore the file, or the right to read it.",
-    "no_image": "Give a JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF or PPM file, or leave it out.",
-    "truncated": "Fetch the file again, or leave it out.",
-    "corrupt": "Fetch the file again, or leave it out.",
-    "refused": "Save it smaller, with 8 or 16 bits per channel, or leave it out.",
-}
 
 
-class StillImageError(FvcError):
-    """The error for a picture that cannot be used.
+class NoPictureError(VideoError):
+    """The file is no picture in a format that is accepted."""
 
-    Attributes:
-        path: the file.
-        reason: ``unreadable``, ``no_image``, ``truncated``, ``corrupt`` or ``refused`` (too large, or 32-bit pixels).
-        detail: description of the fault.
-        remedy: advice to the user.
-    """
-
-    def __init__(self, path: Path, reason: str, detail: str) -> None:
-        self.path, self.reason, self.detail, self.remedy = path, reason, detail, _REMEDIES[reason]
-        super().__init__(path, reason, detail)  # pickle calls the constructor with these
-
-    def __str__(self) -> str:
-        return f"{str(self.path)!r}: {self.reason}: {self.detail}. {self.remedy}"
+    reason = "no_image"
+    remedy = "Give a JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF or PPM file, or leave it out."
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +73,9 @@ def decode_image(path: AnyPath, *, shortest_side: int | None = None) -> Picture:
         uint8 (H, W, 3), contiguous and writable.
 
     Raises:
-        StillImageError: the file cannot be read, is no picture, or is incomplete, damaged or too large.
+        VideoError: the file cannot be read, is no picture, or is incomplete, damaged or too large.
     """
-    path = Path(path)
-    image, _ = _load(path, _read(path), shortest_side)
-    with _pillow_errors(path):
-        return np.array(_to_rgb(path, image))
+    return np.array(_load(Path(path), shortest_side)[1])
 
 
 def examine_image(path: AnyPath, *, shortest_side: int = 1) -> tuple[ImageFacts, Picture]:
@@ -105,17 +90,12 @@ def examine_image(path: AnyPath, *, shortest_side: int = 1) -> tuple[ImageFacts,
         A tuple: facts about the full picture, and the reduced picture, uint8 (H, W, 3).
 
     Raises:
-        StillImageError: as for ``decode_image``, or Pillow decodes a JPEG though its coded data are damaged.
+        VideoError: as for ``decode_image``, or Pillow decodes a JPEG though its coded data are damaged.
     """
-    path = Path(path)
-    content = _read(path)
-    image, (width, height) = _load(path, content, shortest_side)
-    with _pillow_errors(path):
-        factor = min(image.size) // shortest_side
-        small = _to_rgb(path, image)
-        picture = np.array(small.reduce(factor) if factor > 1 else small)
+    content, image, (width, height) = _load(Path(path), shortest_side)
     if content.startswith(b"\xff\xd8"):
-        _check_jpeg(path, content)
+        _check_jpeg(Path(path), content)
+    picture = np.array(image.reduce(max(1, min(image.size) // shortest_side)))
     return ImageFacts(width, height, len(content), hashlib.sha256(content).hexdigest()), picture
 
 
@@ -128,49 +108,51 @@ def write_picture(item: dict[str, Any]) -> dict[str, str]:
 
     Returns:
         On success, a mapping with ``content_sha256``, the hash of the picture's file. On failure, a mapping with
-        ``image_error``, the message of the ``StillImageError``.
+        ``image_error``, the message of the ``VideoError``.
     """
     try:
         facts, _ = examine_image(item["source"])
         pixels = decode_image(item["source"], shortest_side=item["shortest_side"])
-    except StillImageError as error:
+    except VideoError as error:
         return {"image_error": str(error)}
     np.save(item["target"], pixels)
     return {"content_sha256": facts.content_sha256}
 
 
-def _read(path: Path) -> bytes:
+def _load(path: Path, shortest_side: int | None) -> tuple[bytes, Image.Image, tuple[int, int]]:
+    """Return a tuple: the bytes of a file, its picture, upright and RGB, and the (width, height) of its full size.
+
+    ``shortest_side`` is as for ``decode_image``.
+    """
     try:
         part = part_at(path)
-        if part.size_bytes > MAX_FILE_BYTES:
-            raise StillImageError(path, "refused", f"{part.size_bytes:,} bytes, the limit is {MAX_FILE_BYTES:,}")
-        content = part.read()
+        content = part.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise StillImageError(path, "unreadable", system_reason(error)) from error
-    if not content:
-        raise StillImageError(path, "no_image", "is empty")
-    return content
-
-
-def _load(path: Path, content: bytes, shortest_side: int | None) -> tuple[Image.Image, tuple[int, int]]:
-    """Return a tuple: the decoded picture, upright, and the (width, height) of its full size.
-
-    ``content`` are the bytes of the file; ``shortest_side`` is as for ``decode_image``.
-    """
-    with _pillow_errors(path):
+        raise UnreadableVideo(path, system_reason(error), "Restore the file, or the right to read it.") from error
+    try:
         image = Image.open(io.BytesIO(content), formats=_formats())
         size = image.size
-    if size[0] * size[1] > MAX_PIXELS:
-        detail = f"{size[0]} x {size[1]} pixels, the limit is {MAX_PIXELS:,} pixels"
-        raise StillImageError(path, "refused", detail)
-    with _pillow_errors(path):
+        if size[0] * size[1] > MAX_PIXELS or len(content) > MAX_FILE_BYTES:
+            limits = f"{MAX_PIXELS:,} pixels and {MAX_FILE_BYTES:,} bytes"
+            raise RefusedVideo(
+                path, f"{size[0]} x {size[1]} pixels in {part.size_bytes:,} bytes, the limits are {limits}"
+            )
         if shortest_side is not None:
             image.draft(image.mode, (shortest_side, shortest_side))
         image.load()
-    stored = image.size
-    with suppress(Exception):  # an EXIF block that cannot be read is ignored
-        ImageOps.exif_transpose(image, in_place=True)
-    return image, size if image.size == stored else size[::-1]
+        stored = image.size
+        with suppress(Exception):  # an EXIF block that cannot be read is ignored
+            ImageOps.exif_transpose(image, in_place=True)
+        return content, _to_rgb(path, image), size if image.size == stored else size[::-1]
+    except (VideoError, MemoryError):
+        raise
+    except UnidentifiedImageError as error:
+        raise NoPictureError(path, "is no picture in a format that is accepted") from error
+    except Image.DecompressionBombError as error:
+        raise RefusedVideo(path, str(error).rstrip(".")) from error
+    except Exception as error:  # Pillow raises any exception for damaged files
+        text = str(error).rstrip(".") or type(error).__name__
+        raise (TruncatedVideo if "truncated" in text.lower() else CorruptVideo)(path, text) from error
 
 
 @functools.cache
@@ -187,15 +169,15 @@ def _check_jpeg(path: Path, content: bytes) -> None:
     Kinds of JPEG that ffmpeg does not support (arithmetic coding, 12 bits) are not checked.
 
     Raises:
-        StillImageError: the data are damaged.
+        CorruptVideo: the data are damaged.
     """
     context = av.CodecContext.create("mjpeg", "r")
     context.options, context.thread_count = dict(STRICT), 1
     try:
-        context.decode(av.Packet(content))
-        context.decode(None)
+        for packet in (av.Packet(content), None):
+            context.decode(packet)
     except av.error.InvalidDataError as error:
-        raise StillImageError(path, "corrupt", "its coded data are damaged or incomplete") from error
+        raise CorruptVideo(path, "its coded data are damaged or incomplete") from error
     except av.error.FFmpegError:
         return
 
@@ -204,25 +186,8 @@ def _to_rgb(path: Path, image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
-        raise StillImageError(path, "refused", f"pixels of 32 bits (mode {image.mode})")
+        raise RefusedVideo(path, f"pixels of 32 bits (mode {image.mode})", "Save it with 8 or 16 bits per channel.")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-@contextmanager
-def _pillow_errors(path: Path) -> Iterator[None]:
-    """Turn all errors in the ``with`` block into ``StillImageError``; Pillow raises any exception for damaged files."""
-    try:
-        yield
-    except StillImageError:
-        raise
-    except UnidentifiedImageError as error:
-        raise StillImageError(path, "no_image", "is no picture in a format that is accepted") from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
-        raise StillImageError(path, "refused", f"needs too much memory: {error}".rstrip(": .")) from error
-    except Exception as error:
-        text = str(error).rstrip(".") or type(error).__name__
-        reason = "truncated" if isinstance(error, OSError) and "truncated" in text.lower() else "corrupt"
-        raise StillImageError(path, reason, text) from error
