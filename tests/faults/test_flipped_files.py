@@ -135,8 +135,8 @@ def test_a_flipped_bit_of_a_cached_file_is_refused_by_name_at_its_first_reading(
         (clip, lambda: ClipStore.of(config).read(clip.stem, 0)),
         (clip, lambda: ClipStore.of(config).load(clip.stem, 0, frames)),
         (features, lambda: FeatureSource(None, tmp_path, (2, 3)).features([asked])),
-        (shards / "manifest.json", lambda: ClipShards(shards).verify()),
-        (shards / "clips-000000.tar", lambda: ClipShards(shards).verify()),
+        (shards / "manifest.json", lambda: ClipShards(shards)),
+        (shards / "clips-000000.tar", lambda: ClipShards(shards)),
     ):
         read()
         for _ in range(20):

@@ -122,7 +122,6 @@ def test_undamaged_shards_of_these_clips_are_not_written_again(written):
     before = {path.name: (path.stat().st_ino, path.read_bytes()) for path in folder.iterdir()}
     write_shards(store, clips)
     assert {path.name: (path.stat().st_ino, path.read_bytes()) for path in folder.iterdir()} == before
-    (folder / "clips-000009.tar").touch()
     for name in ("clips-000001.tar", MANIFEST):
         (folder / name).write_bytes(b"damaged")
         write_shards(store, clips, shard_bytes=SHARD_BYTES)
@@ -133,16 +132,14 @@ def test_any_flipped_bit_and_any_cut_is_found_before_a_clip_is_given(written):
     _, _, folder = written
     path = folder / "clips-000000.tar"
     whole = path.read_bytes()
-    first, *_, other = ClipShards(folder).clips
     flips = [bytes(whole[:at]) + bytes([whole[at] ^ 16]) + whole[at + 1 :] for at in range(7, len(whole), 499)]
     for content in (*flips, b"", whole[:511], whole[: len(whole) // 2], whole[:-1]):
         path.write_bytes(content)
         with pytest.raises(DataError, match=path.name):
-            load(ClipShards(folder), *first)
-    load(ClipShards(folder), *other)  # the other shards are whole
+            ClipShards(folder)
     path.unlink()
     with pytest.raises(DataError, match=path.name):
-        ClipShards(folder).verify()
+        ClipShards(folder)
 
 
 def replace_members(folder: Path, change) -> None:
@@ -206,10 +203,8 @@ def test_hostile_members_are_refused_by_name_and_never_executed(written, tmp_pat
     bomb = Bomb(tmp_path / "bomb went off")
     before = set(tmp_path.rglob("*"))
     replace_members(folder, hostile_members(bomb)[kind])
-    shards = ClipShards(folder)
-    for clip in shards.clips[:4]:
-        with pytest.raises(DataError, match=r"clips-000000\.tar"):
-            load(shards, *clip)
+    with pytest.raises(DataError, match=r"clips-000000\.tar"):
+        ClipShards(folder)
     assert set(tmp_path.rglob("*")) == before
 
 

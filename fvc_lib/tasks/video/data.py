@@ -327,7 +327,6 @@ def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
         store.note_use()
         return store
     shards = ClipShards(shards_folder(store, made))
-    shards.verify()
     note_use(shards.folder, {})
     return shards
 

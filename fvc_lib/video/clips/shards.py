@@ -115,15 +115,12 @@ def write_shards(
     settings = {"num_frames": store.num_frames, "fixed_size": store.fixed_size, "clips": clips.height}
     clip_store.note_use(folder, settings)
     with suppress(DataError):
-        ClipShards(folder).verify()
-        return folder
+        return ClipShards(folder).folder
     entries: list[ShardEntry] = []
     size = max(1, shard_bytes // clip_file_bytes(store.shape))
     for start in range(0, len(rows), size):
         entries.append(_write_shard(store, folder / f"clips-{len(entries):06d}.tar", rows[start : start + size]))
         progress(min(len(rows), start + size), len(rows))
-    for stray in set(folder.glob("clips-*.tar")) - {folder / entry.name for entry in entries}:
-        stray.unlink(missing_ok=True)
     manifest = ShardManifest(shape=store.shape, settings_hash=store.settings_hash, shards=tuple(entries))
     write_document(folder / MANIFEST, manifest.model_dump(mode="json"))
     return folder
@@ -139,8 +136,7 @@ def read_manifest(folder: AnyPath) -> ShardManifest:
     try:
         return ShardManifest.model_validate_json(json.dumps(read_document(path)))
     except ValidationError as error:
-        what = error.errors()[0]["msg"] if path.is_file() else "there is none"
-        raise DataError(f"shards: {str(path)!r} is no manifest of clip shards: {what}. {REMEDY}") from error
+        raise DataError(f"shards: {str(path)!r} is missing, damaged or no manifest of clip shards. {REMEDY}") from error
 
 
 def _in_shard_order(clips: pl.DataFrame) -> list[Row]:
@@ -169,14 +165,13 @@ def _write_shard(store: ClipStore, path: Path, rows: Sequence[Row]) -> ShardEntr
 class ClipShards:
     """The clips in a folder of shards, with the reading methods of a ``ClipStore``.
 
-    A shard is compared with the manifest when one of its clips is first read, or by ``verify``. Threads, forked and
-    spawned processes may use the same object.
+    All shards are compared with the manifest first, on all cores. Threads and processes may use the same object.
 
     Args:
         folder: the folder of the shards.
 
     Raises:
-        DataError: there are no shards, or the manifest is damaged.
+        DataError: the manifest or a shard is missing or damaged, or a shard holds other members than are listed.
     """
 
     def __init__(self, folder: AnyPath) -> None:
@@ -184,16 +179,13 @@ class ClipShards:
         self.manifest = read_manifest(folder)
         self.shape, self.settings_hash = self.manifest.shape, self.manifest.settings_hash
         self.clips = [clip for shard in self.manifest.shards for clip in shard.clips]
-        self._places = {
-            clip: (shard, place)
-            for shard, entry in enumerate(self.manifest.shards)
-            for place, clip in enumerate(entry.clips)
-        }
-        self._offsets: dict[int, list[int]] = {}  # by index of a checked shard: byte offsets of its clips' pixels
+        with ThreadPoolExecutor(available_cores()) as pool:
+            parts = [part for shard in pool.map(self._checked, self.manifest.shards) for part in shard]
+        self._parts = dict(zip(self.clips, parts, strict=True))  # ``.npy`` members by clip
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
         """Return whether the manifest names the clip."""
-        return (video_id, augmentation_index) in self._places
+        return (video_id, augmentation_index) in self._parts
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
         """Read t consecutive frames of a clip into an array.
@@ -205,48 +197,35 @@ class ClipShards:
             first: index of the first frame to read.
 
         Raises:
-            DataError: there is no such clip, or its shard is missing or damaged.
+            DataError: there is no such clip, or its shard is missing or became shorter.
             ValueError: ``frames`` has another type or shape.
         """
         check_part(frames, self.shape, first)
         if not self.has(video_id, augmentation_index):
             clip = f"clip {video_id!r} number {augmentation_index}"
             raise DataError(f"{clip} is not in the shards of {str(self.folder)!r}. {REMEDY}")
-        shard, place = self._places[video_id, augmentation_index]
-        if shard not in self._offsets:
-            self._check(shard)
-        path = self.folder / self.manifest.shards[shard].name
-        with path.open("rb") as stream:
-            offset = self._offsets[shard][place] + first * frames[0].nbytes
+        part = self._parts[video_id, augmentation_index]
+        offset = part.start + len(clip_header(self.shape)) + first * frames[0].nbytes
+        with part.path.open("rb") as stream:
             if os.preadv(stream.fileno(), [frames.data], offset) != frames.nbytes:
-                raise DataError(f"shard {str(path)!r}: it became shorter while it was read. {REMEDY}")
+                raise DataError(f"shard {str(part.path)!r}: it became shorter while it was read. {REMEDY}")
 
-    def verify(self) -> None:
-        """Check the SHA-256 and the members of every shard, on all cores.
-
-        Raises:
-            DataError: a shard is missing or damaged, or holds other members than the manifest lists.
-        """
-        with ThreadPoolExecutor(available_cores()) as pool:
-            list(pool.map(self._check, range(len(self.manifest.shards))))
-
-    def _check(self, shard: int) -> None:
-        entry, header = self.manifest.shards[shard], clip_header(self.shape)
-        path = self.folder / entry.name
+    def _checked(self, entry: ShardEntry) -> list[FilePart]:
+        """Return the ``.npy`` members of a shard, one per clip, after checking its SHA-256 and all its members."""
+        path, header = self.folder / entry.name, clip_header(self.shape)
         try:
-            if sha256_of_file(path) != entry.sha256:
-                raise DataError(f"shard {str(path)!r}: its content is not what was written (SHA-256). {REMEDY}")
+            is_whole = sha256_of_file(path) == entry.sha256
             members = contents_of(path).members
         except OSError as error:
             raise DataError(f"shard {str(path)!r}: {error.strerror}. {REMEDY}") from error
-        wanted = [name for clip in entry.clips for name in member_names(*clip)]
+        names = [name for clip in entry.clips for name in member_names(*clip)]
         pixels = [part for name, part in members.items() if name.endswith(".npy") and isinstance(part, FilePart)]
         are_clips = all(
             part.size_bytes == clip_file_bytes(self.shape) and part.read(len(header)) == header for part in pixels
         )
-        if list(members) != wanted or len(pixels) != len(entry.clips) or not are_clips:
+        if not is_whole or list(members) != names or len(pixels) != len(entry.clips) or not are_clips:
             raise DataError(
-                f"shard {str(path)!r}: its members are not plain files of clips (.npy, uint8 {self.shape}) and rows "
-                f"(.json) as the manifest lists them. Pickled arrays are never loaded. {REMEDY}"
+                f"shard {str(path)!r}: its content is not what was written (SHA-256), or its members are not plain "
+                f"files of clips (.npy, uint8 {self.shape}) and rows (.json) as the manifest lists them. {REMEDY}"
             )
-        self._offsets[shard] = [part.start + len(header) for part in pixels]
+        return pixels
