@@ -24,7 +24,6 @@ from fvc_lib.video.decode.source import (
     CorruptVideo,
     TruncatedVideo,
     UnsupportedVideo,
-    VideoError,
     VideoSource,
     ffmpeg_errors,
     open_video,
@@ -277,20 +276,14 @@ def _decode_whole(path: Path, table: FrameTable, sink_of: SinkOf[S], in_order: b
     with open_video(path, thorough=True) as source:
         if table.num_shown and not in_order:
             sink = sink_of(source, table.num_shown, None)
-        try:
-            with ffmpeg_errors(path, CorruptVideo):
-                for number, frame in enumerate(_decode_all(source, table)):
-                    times.append(frame.pts)
-                    if sink is not None:
-                        _offer(path, sink, number, frame)
-        except VideoError as error:
-            detail = f"only {len(times)} frames decode, then: {error.detail}" if times else error.detail
-            raise type(error)(path, detail) from error
+        for number, frame in enumerate(_decode_all(source, table)):
+            times.append(frame.pts)
+            if sink is not None:
+                _offer(path, sink, number, frame)
         order, seconds = _order_and_seconds(source, times, table)
-    if not times:
-        raise CorruptVideo(path, "it opens, but no frame can be decoded")
-    if not table.doubt and len(times) < table.num_shown:
-        raise TruncatedVideo(path, f"{table.num_shown} frames are promised and {len(times)} decode")
+    if not times or (not table.doubt and len(times) < table.num_shown):
+        detail = f"of its {table.num_shown} frames {len(times)} decode"
+        raise (TruncatedVideo if times else CorruptVideo)(path, detail)
     is_in_order = bool((order == np.arange(len(order))).all())
     if sink is not None and len(times) == table.num_shown and is_in_order and not sink.wanted:
         return Decoded(sink, seconds, False)

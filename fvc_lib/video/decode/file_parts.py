@@ -25,7 +25,6 @@ PICTURES = (".png", ".jpg", ".jpeg")
 HEADER_BYTES = 32 << 10  # members with longer headers are not read; names have at most 4 KiB
 _BLOCK = 512  # a tar consists of blocks of this size
 _CHUNK_BYTES = 1 << 20
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 _DIGITS = re.compile(r"\d+", re.ASCII)
 # Errors that ``tarfile`` raises for damaged files. Chained headers cause recursion, and offsets may overflow.
 _ERRORS = (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError, OSError)
@@ -184,12 +183,10 @@ def _contents(archive: str, mtime_ns: int, size_bytes: int) -> Contents:
     damage = ""
     name = ""
     with _Headers(path.open("rb", buffering=0)) as stream:
-        if stream.peek(_BLOCK).startswith(_COMPRESSED):
-            raise _damaged(path, "is compressed: a video in it could only be read by unpacking all before it")
         try:
             tar = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115 - it closes nothing
         except _ERRORS as error:
-            raise _damaged(path, f"is no readable tar file: {error}") from error
+            raise _damaged(path, f"is no readable tar file, or is compressed: {error}") from error
         try:
             while (member := tar.next()) is not None:
                 stream.left = HEADER_BYTES
@@ -218,10 +215,8 @@ def _contents(archive: str, mtime_ns: int, size_bytes: int) -> Contents:
 
 def _refusal(member: tarfile.TarInfo, name: str) -> str:
     """Return why the member ``name`` must not be read, such as a link; the empty text if it may be read."""
-    if member.sparse is not None:
-        return "is stored with holes (tar --sparse)"
-    if not member.isreg():
-        return "is a link or a device, not a plain file"
+    if not member.isreg() or member.sparse is not None:
+        return "is no plain file: a link, a device, or stored with holes (tar --sparse)"
     is_outside = os.path.normpath(name) != name or name.startswith((os.sep, os.pardir))
     return "has a name that leads out of the tar" if is_outside else ""
 

@@ -113,7 +113,6 @@ _OPEN_GROUPS = frozenset({"h264", "hevc", "vvc"})
 # its frames without an error, into noise.
 _PROTECTED = re.compile(rb"encv.{1,400}?sinf....frma", re.DOTALL)
 _MAX_INDEX_BYTES = 1 << 28
-_MAX_BYTES_OF_PICTURES = 1 << 30  # they are read into memory
 _PICTURE_ENDS = {b"\x89P": b"IEND\xaeB`\x82", b"\xff\xd8": b"\xff\xd9"}  # of PNG and JPEG, by their first bytes
 _FETCH = "Fetch the file again."
 # Files that are no videos: pattern of the first bytes, description, remedy.
@@ -218,8 +217,7 @@ def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource
     with container, ffmpeg_errors(path, CorruptVideo):
         stream = container.streams.best("video") if track is None else container.streams[track]
         if not isinstance(stream, VideoStream):
-            kinds = ", ".join(sorted({each.type for each in container.streams})) or "nothing"
-            raise NoVideoStream(path, f"it has no video stream, but {kinds}")
+            raise NoVideoStream(path, "it has no video stream")
         if stream.disposition & Disposition.attached_pic:
             raise NoVideoStream(path, "its only picture is a cover")
         context: VideoCodecContext | None = stream.codec_context
@@ -279,29 +277,23 @@ def _content(path: Path) -> tuple[bytes, FilePart | None, int]:
     of pictures, the content is that of all pictures, joined, and the part is None.
 
     Raises:
-        VideoError: the path cannot be read, a picture is damaged, the pictures are too large together, or the folder
-            has both PNG and JPEG pictures.
+        VideoError: the path cannot be read, a picture is damaged, or the folder has both PNG and JPEG pictures.
     """
     try:
         names, parts = picture_names(path), parts_of(path)
         if not names:
             return parts[0].read(HEAD_BYTES), parts[0], parts[0].size_bytes
-        size_bytes = sum(part.size_bytes for part in parts)
-        if size_bytes > _MAX_BYTES_OF_PICTURES:
-            raise RefusedVideo(path, f"pictures of {size_bytes:,} bytes, the limit is {_MAX_BYTES_OF_PICTURES:,}")
         contents = [part.read() for part in parts]
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        denied = isinstance(error, PermissionError)
-        remedy = f"{'Grant the right to read it: chmod u+r' if denied else 'Name a file, or a folder of pictures'}."
+        remedy = "Name a file, or a folder of pictures, that you have the right to read (chmod u+r)."
         raise UnreadableVideo(path, system_reason(error), remedy) from error
     for name, content in zip(names, contents, strict=True):
-        end = _PICTURE_ENDS.get(content[:2])
-        if end is None or not content.rstrip(b"\0").endswith(end):  # else ffmpeg loses the next picture
+        if not content.rstrip(b"\0").endswith(_PICTURE_ENDS.get(content[:2], ())):  # else ffmpeg loses the next picture
             detail = f"{name}: no PNG or JPEG picture, or not all of it"
             raise CorruptVideo(path, detail, "Unpack the folder again, or leave it out.")
     if len({content[:2] for content in contents}) > 1:
         raise UnsupportedVideo(path, "it holds both PNG and JPEG pictures", "Keep those of one kind.")
-    return b"".join(contents), None, size_bytes
+    return b"".join(contents), None, sum(part.size_bytes for part in parts)
 
 
 def _container(path: Path, content: bytes, part: FilePart | None, thorough: bool) -> InputContainer:
@@ -325,8 +317,6 @@ def _container(path: Path, content: bytes, part: FilePart | None, thorough: bool
             return av.open(file, mode="r", metadata_errors="ignore", options=options)
     except UnreadableVideo as error:
         known = impostor(content[:HEAD_BYTES])
-        if known is None and part and content[4:8] == b"ftyp" and not _index_of_mp4(part):
-            known = "its index (the box moov) is missing: the file was cut or never finished", _FETCH
         if known is None and getattr(error.__cause__, "errno", None) == errno.EINVAL:  # not in the list
             known = "in no container that is read here, or its header makes no sense", UnsupportedVideo.remedy
         if known is None:
