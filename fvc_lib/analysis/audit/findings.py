@@ -20,8 +20,6 @@ from fvc_lib.services.tables import csv_for_people
 ANSWER = "answer.txt"
 _TABLES = ("numbers", "common", "controls", "shuffled", "differences", "slices", "thresholds", "coverage", "floors")
 FILES = (ANSWER, *(f"{name}.csv" for name in _TABLES))
-# Fewest real videos that a metric needs. With fewer, the metric is NaN.
-_NEEDS_REALS = {"true_positive_rate_at_1_percent": 100, "true_positive_rate_at_0_1_percent": 1000}
 
 # --- Sentences
 
@@ -29,8 +27,8 @@ _NEEDS_REALS = {"true_positive_rate_at_1_percent": 100, "true_positive_rate_at_0
 def answer(audit: Audit) -> list[str]:
     """Return the answer of an audit: sentences on the detector with the highest ROC AUC.
 
-    The sentences compare this detector with the other detectors and with the controls. Then they give its floor, its
-    worst slice and its error rates at a threshold.
+    The sentences compare this detector with the other detectors and with the controls. Then they give its floor and its
+    worst slice.
 
     - A control is a simple predictor, such as one that sees metadata alone.
     - The floor is the ROC AUC with which the scores tell two sources of real videos apart.
@@ -52,7 +50,7 @@ def answer(audit: Audit) -> list[str]:
     worst = audit.slices.filter(~pl.col("is_small"), detector=first).drop_nulls("auc").head(1)
     for by, value, auc, low, high in worst.select("slice_by", "value", "auc", "low", "high").rows():
         lines.append(f"Its worst {by.replace('_', ' ')} is {value!r}: {interval_text(auc, low, high)}.")
-    return [*lines, *_threshold(audit, first)]
+    return lines
 
 
 def _videos_of(audit: Audit, detector: str) -> str:
@@ -118,29 +116,8 @@ def _floor(audit: Audit, first: str) -> list[str]:
     return lines
 
 
-def _threshold(audit: Audit, first: str) -> list[str]:
-    """Return one sentence on the shares of reals and of fakes that the detector ``first`` calls fake.
-
-    The threshold is the one that ``Settings.decides_at`` gives or chooses. If ``decides_at`` is ``best``, the sentence
-    is about the threshold for 1 % false alarms instead.
-
-    If there are too few reals to choose the threshold, the sentence says so. With ``best``, the list is empty in this
-    case.
-    """
-    how = audit.settings
-    point = "fpr=0.01" if how.decides_at == "best" else how.decides_at
-    rows = audit.thresholds.filter("is_resolved", detector=first, point=point).drop_nulls("fpr")
-    if rows.is_empty():
-        return [f"{point} cannot be judged: half of the groups has too few reals."] if point == how.decides_at else []
-    subject = f"The given {point}"
-    if how.threshold is None:
-        subject = f"A threshold for {point}, chosen on one half of the groups, on the other half"
-    fpr, tpr = rows.select("fpr", "tpr").row(0)
-    return [f"{subject} calls {fpr:.1%} of the reals fake and finds {tpr:.0%} of the fakes."]
-
-
 def cautions(audit: Audit, *, has_groups: bool, notes: Sequence[str] = ()) -> list[str]:
-    """Return sentences on the limits of an audit, such as videos without a score, or too few reals for a metric.
+    """Return sentences on the limits of an audit, such as videos without a score, or no groups.
 
     Args:
         audit: the outcome of ``audit_scores``.
@@ -165,15 +142,6 @@ def cautions(audit: Audit, *, has_groups: bool, notes: Sequence[str] = ()) -> li
     for row in audit.numbers.filter(pl.col("high") < 0.5, metric=MAIN_METRIC).iter_rows(named=True):
         turned = f"{row['detector']} ranks reals above fakes ({number_text(row['value'])})"
         lines.append(f"{turned}. If its scores are higher for reals, say so: --higher-is-real.")
-    ranked = audit.numbers.filter(metric=MAIN_METRIC).drop_nulls("value")["detector"]
-    measured = audit.numbers.filter(metric="brier_score")["detector"]
-    if without := [name for name in ranked if name not in measured]:
-        lines.append(f"Not in [0, 1], so without Brier score and calibration error: {', '.join(without)}.")
-    reals = max(audit.coverage["num_real"])
-    for metric, needed in _NEEDS_REALS.items():
-        if reals < needed:
-            name = metric_name(metric)
-            lines.append(f"{name} cannot be resolved: it needs {needed:,} reals, and there are {reals:,}.")
     if audit.floors.filter(detector=first).is_empty():
         lines.append(
             "No real-versus-real floor: that needs two sources of reals (real_source) with "
@@ -185,58 +153,51 @@ def cautions(audit: Audit, *, has_groups: bool, notes: Sequence[str] = ()) -> li
 # --- Tables for people
 
 
-def table_lines(audit: Audit) -> list[str]:
-    """Return the table of all detectors as lines of aligned text, the header first; empty for a single detector.
-
-    Columns are the ROC AUC with its interval (``Audit.compared``), the share of the videos that were answered, and the
-    shares of reals and fakes that are called fake at the threshold of ``Settings.decides_at``.
-    """
-    point = audit.settings.decides_at
-    rows = [("detector", metric_name(MAIN_METRIC), "answered", "reals called fake", f"fakes found ({point})")]
-    for name in audit.detectors:
-        share = audit.of_coverage(name, "answered_share")
-        rates = audit.thresholds.filter("is_resolved", detector=name, point=point).select("fpr", "tpr")
-        fpr, tpr = (f"{rate:.1%}" for rate in rates.row(0)) if rates.height else ("-", "-")
-        ends = audit.compared(name)
-        auc = "one label only" if ends[0] is None else interval_text(*ends)
-        rows.append((name, auc, f"{share:.1%}", fpr, tpr))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-    return ["  ".join(cells).rstrip() for cells in padded] if len(audit.detectors) > 1 else []
-
-
 HEADINGS = {
-    "auc": "ROC AUC", "common": "On the videos all answered", "floors": "Real-versus-real floor",
-    "above_controls": "Above controls", "shuffled": "Labels dealt to other groups", "answered_share": "Answered (%)",
-    "called_share": "Called fake (%)", "fpr": "Reals called fake", "tpr": "Fakes found", "holm_p": "Holm p",
-    "difference": "Second minus first", "is_shown": "Shown", "num_videos": "Videos", "num_groups": "Groups",
+    "auc": "ROC AUC", "floors": "Real-versus-real floor", "above_controls": "Above controls",
+    "shuffled": "Labels dealt to other groups", "answered_share": "Answered (%)", "called_share": "Called fake (%)",
+    "fpr": "Reals called fake", "tpr": "Fakes found", "holm_p": "Holm p", "difference": "Second minus first",
+    "is_shown": "Shown", "num_videos": "Videos", "num_groups": "Groups",
 }  # fmt: skip
 _STANDINGS = {True: "yes", False: "no", None: "not shown"}
 
 
+def table_lines(audit: Audit) -> list[str]:
+    """Return the first columns of ``main_table`` as lines of aligned text, two lines of headings first."""
+    from fvc_lib.analysis.pages.display import HtmlTable  # plotly takes seconds to load
+
+    table = main_table(audit).select("detector", "auc", "answered_share", "fpr", "tpr")
+    caption = f"On the videos that all answered, decided at {audit.settings.decides_at}"
+    shown = HtmlTable(table, caption, HEADINGS, max_rows=table.height, missing="-")
+    return repr(shown).expandtabs(2 + max(20, *map(len, audit.detectors))).splitlines()
+
+
 def main_table(audit: Audit) -> pl.DataFrame:
-    """Return the table of an audit for people, one row per detector. A column without any value is left out.
+    """Return the table of an audit for people, one row per detector. Most values are text.
 
     Columns:
 
     - ``detector``: name of the detector.
-    - ``auc``: ROC AUC on all videos that the detector scored, as text with its interval.
-    - ``common``: ROC AUC on the videos that all compared detectors scored.
-    - ``floors``: ROC AUC with which the scores tell two sources of real videos apart.
+    - ``auc``: ROC AUC with its interval (``Audit.compared``).
+    - ``answered_share``: share of the videos that the detector scored, a number in [0, 1].
+    - ``fpr`` and ``tpr``: shares of reals and of fakes that are called fake at the threshold of
+      ``Settings.decides_at``. Null if there are too few reals to choose it.
+    - ``floors``: ROC AUC with which the scores tell two sources of real videos apart; left out if not known.
     - ``shuffled``: ROC AUC after labels were shuffled between groups.
     - ``above_controls``: "yes", "no" or "not shown". Controls are simple predictors.
-    - ``answered_share``: share of the videos that the detector scored, a number in [0, 1].
     """
+    decided = audit.thresholds.filter("is_resolved", point=audit.settings.decides_at)
     rows = []
     for name in audit.detectors:
-        row: dict[str, object] = {"detector": name, "auc": interval_text(*audit.interval(name))}
-        for column in ("common", "floors", "shuffled"):
+        rates = decided.filter(detector=name).select("fpr", "tpr")
+        fpr, tpr = (f"{rate:.1%}" for rate in rates.row(0)) if rates.height else (None, None)
+        row = {"detector": name, "auc": interval_text(*audit.compared(name)), "fpr": fpr, "tpr": tpr}
+        for column in ("floors", "shuffled"):
             if ends := ends_of(getattr(audit, column).filter(detector=name)):
                 row[column] = interval_text(*ends)
-        if audit.controls.height:
-            row["above_controls"] = _STANDINGS[audit.above_controls(name)]
-        rows.append(row | {"answered_share": audit.of_coverage(name, "answered_share")})
-    return pl.DataFrame(rows, infer_schema_length=None)
+        rows.append(row | {"above_controls": _STANDINGS[audit.above_controls(name)]})
+    shares = audit.coverage.select("detector", "answered_share")
+    return pl.DataFrame(rows, infer_schema_length=None).join(shares, on="detector", maintain_order="left")
 
 
 def metric_table(audit: Audit, *, of_ranking: bool) -> pl.DataFrame:
@@ -271,12 +232,8 @@ def write_tables(audit: Audit, folder: Path, limits: Sequence[str] = ()) -> list
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    table = table_lines(audit)
-    texts = {ANSWER: "\n".join([*answer(audit), "", *table, *[""] * bool(table), *limits, ""])}
-    for name in _TABLES:
-        frame: pl.DataFrame = getattr(audit, name)
-        if frame.height:
-            texts[f"{name}.csv"] = csv_for_people(frame)
+    texts = {f"{name}.csv": csv_for_people(frame) for name in _TABLES if (frame := getattr(audit, name)).height}
+    texts[ANSWER] = "\n".join([*answer(audit), "", *table_lines(audit), "", *limits, ""])
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]

@@ -6,7 +6,7 @@ such as copies and cuts of the same video. A half-sample is a random half of the
 half-samples.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -428,7 +428,7 @@ def _slices(videos: pl.DataFrame, scores: FloatArray, called: IntArray | None, r
 
     A slice holds the videos with one generator, one source of reals or one corpus. The fakes of a generator are
     measured against all reals, and the reals of a source against all fakes. A corpus is measured with its own reals and
-    fakes.
+    fakes. The 12 most frequent values have a slice each; other values are ``ALL_OTHERS``, and null is ``NOT_KNOWN``.
 
     Args:
         videos: the n videos that the detector answered.
@@ -438,7 +438,10 @@ def _slices(videos: pl.DataFrame, scores: FloatArray, called: IntArray | None, r
     """
     for by, label in (("generator", 1), ("real_source", 0), ("corpus", None)):
         sliced = np.ones(rows.labels.size, bool) if label is None else rows.labels == label
-        names = _slice_names(videos[by], sliced)
+        name, known = pl.col(by), videos.filter(sliced).drop_nulls(by).group_by(by).len()
+        frequent = known.sort("len", by, descending=[True, False])[by].head(_MOST_SLICES).to_list()
+        other = pl.when(name.is_null()).then(pl.lit(NOT_KNOWN)).otherwise(pl.lit(ALL_OTHERS))
+        names = videos.select(pl.when(name.is_in(frequent)).then(name).otherwise(other)).to_series().to_numpy()
         values = sorted(set(names[sliced].tolist()))
         for value in values if len(values) > 1 else []:
             chosen = sliced & (names == value)
@@ -448,18 +451,6 @@ def _slices(videos: pl.DataFrame, scores: FloatArray, called: IntArray | None, r
                 ((auc, low, high, *_),) = part.ends([(roc_auc, scores[inside])])
                 share = None if called is None else called[chosen].mean()
                 yield by, value, auc, low, high, share, chosen.sum(), num_groups, num_groups < SMALL_BELOW_GROUPS
-
-
-def _slice_names(column: pl.Series, sliced: Mask) -> Groups:
-    """Return the name of the slice that each of n videos belongs to, object (n,).
-
-    The name is the value in ``column`` if the value is among the 12 most frequent ones. Other values become
-    ``ALL_OTHERS``, and null becomes ``NOT_KNOWN``. Frequencies are counted where ``sliced``, bool (n,), is True.
-    """
-    counts = Counter(column.filter(pl.Series(sliced)).drop_nulls())
-    frequent = sorted(counts, key=lambda value: (-counts[value], value))[:_MOST_SLICES]
-    names = {value: value if value in frequent else ALL_OTHERS for value in column} | {None: NOT_KNOWN}
-    return np.array([names[value] for value in column], dtype=object)
 
 
 def _floors(sources: Groups, scores: FloatArray, rows: _Rows) -> Iterator[Row]:
