@@ -167,7 +167,7 @@ def table_lines(audit: Audit) -> list[str]:
     from fvc_lib.analysis.pages.display import HtmlTable  # plotly takes seconds to load
 
     table = main_table(audit).select("detector", "auc", "answered_share", "fpr", "tpr")
-    caption = f"On the videos that all answered, decided at {audit.settings.decides_at}"
+    caption = f"Rates are of the videos that each answered, decided at {audit.settings.decides_at}"
     shown = HtmlTable(table, caption, HEADINGS, max_rows=table.height, missing="-")
     return repr(shown).expandtabs(2 + max(20, *map(len, audit.detectors))).splitlines()
 
