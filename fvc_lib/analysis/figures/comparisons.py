@@ -89,41 +89,29 @@ def levels_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figu
 
 # --- Detectors: quality against cost
 
-_COSTS = {"milliseconds_per_clip": "Forward pass of one clip (ms)", "num_parameters": "Parameters"}
+_COSTS = {"milliseconds_per_clip": "ms a clip", "num_parameters": "parameters"}
 
 
-def cost_figure(comparison: DetectorComparison, cost: str = "milliseconds_per_clip") -> go.Figure:
-    """Return a figure of the ROC AUC of each detector against its cost. The axis of the cost is logarithmic.
+def cost_figure(comparison: DetectorComparison) -> go.Figure:
+    """Return a figure of the ROC AUC of each detector with its costs, the smallest detector on top.
 
     Bars are intervals over groups. A point is hollow if a run of the detector is not above its controls, the simple
     predictors that it must beat.
-
-    Args:
-        comparison: the detectors to draw. Those without the cost are left out.
-        cost: ``milliseconds_per_clip`` or ``num_parameters``.
     """
-    shown = [detector for detector in comparison.detectors if detector.cost.get(cost)]
-    if not shown:
-        return theme.nothing_to_show("Quality against cost", f"{_COSTS[cost]} is not recorded for any detector.")
-    best = max(shown, key=lambda detector: detector.intervals[_MAIN].value)
-    counted = comparison.detectors[0].intervals[_MAIN]
-    drawn = theme.figure(
+    detectors = sorted(comparison.detectors, key=lambda detector: detector.cost.get("num_parameters", 0))
+    best = max(detectors, key=lambda detector: detector.intervals[_MAIN].value)
+    counted = best.intervals[_MAIN]
+    rows = []
+    for detector in detectors:
+        costs = [f"{round(detector.cost[name], 1):,} {unit}" for name, unit in _COSTS.items() if name in detector.cost]
+        tick = "<br>".join([figure_text(theme.shortened(detector.name, 40)), ", ".join(costs)])
+        rows.append(Row(tick, *detector.intervals[_MAIN].row()[:3], hollow=not detector.is_above_controls))
+    return theme.interval_chart(
         f"{best.name} has the highest {_NAME}",
         f"{theme.in_groups(counted.num_rows, 'video', counted.num_groups)}; bars: {comparison.confidence:.0%} "
         "intervals over groups of the mean over seeds; hollow: not above controls",
-        height=420,
-    )
-    for number, detector in enumerate(shown):
-        value, low, high, *_ = detector.intervals[_MAIN].row()
-        color = theme.SERIES[number % len(theme.SERIES)]
-        fill = color if detector.is_above_controls else "white"
-        look = {"mode": "markers", "marker": {"size": 12, "color": fill, "line": {"color": color, "width": 2}}}
-        point = theme.add_line(drawn, [detector.cost[cost]], [value], detector.name, color, **look)
-        if value is not None and low is not None and high is not None:
-            point.error_y = theme.error_bar([value], [low], [high], color)
-    drawn.add_hline(y=0.5, line={"color": theme.CONTROL, "width": 1, "dash": "dash"}, layer="above")
-    drawn.update_xaxes(title_text=_COSTS[cost], type="log")
-    return drawn.update_yaxes(title_text=_NAME).update_layout(legend=theme.LEGEND_BELOW)
+        rows, names="Detector and its costs", values=_NAME,
+    )  # fmt: skip
 
 
 # --- Pairs of runs
