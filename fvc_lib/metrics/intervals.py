@@ -493,6 +493,20 @@ def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confid
     return PairedDifference(value, low, high, drawn.groups.total, drawn.num_rows, p_value)
 
 
+def paired_differences(
+    drawn: ReplicateValues, pairs: Sequence[tuple[int, int]], confidence: float = 0.95
+) -> list[tuple[PairedDifference, float, bool]]:
+    """Return ``(difference, adjusted p-value, is_shown)`` for each pair of indices of measures in ``drawn``.
+
+    Holm's method adjusts the p-values for all pairs. A difference is shown if its adjusted p-value is at most 1 -
+    ``confidence``. See ``paired_difference``.
+    """
+    differences = [paired_difference(drawn, *pair, confidence=confidence) for pair in pairs]
+    adjusted = holm([difference.p_value for difference in differences]).tolist()
+    limit = round(1 - confidence, 12)  # 1 - 0.95 is 0.050000000000000044
+    return [(difference, p, p <= limit) for difference, p in zip(differences, adjusted, strict=True)]
+
+
 def holm(p_values: ArrayLike) -> FloatArray:
     """Return Holm's adjusted p-values of M tests, float64 (M,), in the order of ``p_values`` (M,).
 

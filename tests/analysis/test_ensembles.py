@@ -191,7 +191,7 @@ def test_one_run_the_same_training_twice_or_an_ensemble_is_no_member(runs, ensem
     for few in (runs[:1], [runs[0], runs[0]]):
         with pytest.raises(UsageError, match="two or more"):
             comparison.read_members(few)
-    with pytest.raises(UsageError, match="same training parameters and seed"):
+    with pytest.raises(DataError, match="run_b0: a newer run has its parameters and seed"):
         comparison.read_members([*runs, RunPaths(shutil.copytree(runs[2].root, runs[2].root.with_name("run_b9")))])
     with pytest.raises(UsageError, match="is an ensemble itself"):
         comparison.read_members([*runs, ensemble.folder])

@@ -33,10 +33,9 @@ from fvc_lib.metrics.cross_validation import (
 from fvc_lib.metrics.floors import real_source_floor, shuffled_label_aucs
 from fvc_lib.metrics.intervals import (
     ReplicateValues,
-    holm,
     intervals_of,
     is_above_control,
-    paired_difference,
+    paired_differences,
     replicate_values,
 )
 from fvc_lib.metrics.operating_points import (
@@ -491,10 +490,8 @@ def _differences(names: Sequence[str], drawn: ReplicateValues, how: Settings) ->
         how: the settings of the audit.
     """
     pairs = list(combinations(range(len(names)), 2))
-    differences = [paired_difference(drawn, *pair, confidence=how.confidence) for pair in pairs]
-    adjusted = holm([difference.p_value for difference in differences]).tolist()
-    for (first, second), gap, p in zip(pairs, differences, adjusted, strict=True):
-        is_shown = p <= round(1 - how.confidence, 12)
+    differences = paired_differences(drawn, pairs, how.confidence)
+    for (first, second), (gap, p, is_shown) in zip(pairs, differences, strict=True):
         yield names[first], names[second], gap.value, gap.low, gap.high, gap.p_value, p, is_shown
 
 

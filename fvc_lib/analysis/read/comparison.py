@@ -38,9 +38,8 @@ from fvc_lib.metrics.intervals import (
     Interval,
     PairedDifference,
     ReplicateValues,
-    holm,
     intervals_of,
-    paired_difference,
+    paired_differences,
     replicate_values,
 )
 from fvc_lib.services.atomic_files import AnyPath, as_mapping, path_to_text, read_json_object, sha256_of_json
@@ -398,16 +397,11 @@ def compare_named(
         bounds=drawn.bounds[: len(names)],
         is_distance=drawn.is_distance[: len(names)],
     )
-    differences = [
-        paired_difference(means, names.index(first), names.index(second), confidence=confidence)
-        for first, second in pairs
-    ]
-    adjusted = holm([difference.p_value for difference in differences]).tolist()
+    places = [(names.index(first), names.index(second)) for first, second in pairs]
+    differences = paired_differences(means, places, confidence)
     trial = next(filter(None, (trial_text(run_parameters(run.run)) for run in runs)), "")
     compared = []
-    for pair, difference, p_value in zip(pairs, differences, adjusted, strict=True):
-        # Rounded, because 1 - 0.95 is 0.050000000000000044.
-        is_shown = p_value <= round(1 - confidence, 12)
+    for pair, (difference, p_value, is_shown) in zip(pairs, differences, strict=True):
         finding = _finding(PairComparison(*pair, difference, p_value, is_shown, ""), metric)
         limit = limits.get(pair[difference.value > 0], "") if is_shown else ""
         if trial:
@@ -508,15 +502,13 @@ def read_members(runs: Sequence[RunPaths]) -> Members:
     """Read ``runs`` and check that they can be one ensemble.
 
     Raises:
-        UsageError: there are fewer than two different runs, a run is an ensemble, or two runs have the same training
-            parameters and seed.
-        DataError: a run is damaged or not finished, or runs differ in videos, labels, groups, folds, protocols or
-            operating points (rules that choose the threshold).
+        UsageError: there are fewer than two different runs, or a run is an ensemble.
+        DataError: a run is damaged or not finished, two runs have the same training parameters and seed, or runs differ
+            in videos, labels, groups, folds, protocols or operating points (rules that choose the threshold).
     """
     if inner := [run.run_id for run in runs if is_ensemble(run.root)]:
         raise UsageError(f"{inner[0]} is an ensemble itself. Name its runs.")
-    members, refusals = judged_runs(runs, finished=True)
-    refusals += with_data_of_first(members)[1]
+    members, refusals = comparable_runs(runs)
     if refusals:
         raise DataError(f"no ensemble is made: {' '.join(reason for _, reason in refusals)}")
     if len(members) < 2:
@@ -524,10 +516,6 @@ def read_members(runs: Sequence[RunPaths]) -> Members:
     rules = {f"{protocol_name(run_parameters(run.run))} {run.config.operating_point}" for run in members}
     if len(rules) > 1:
         raise DataError(f"no ensemble is made of different protocols or operating points: {', '.join(sorted(rules))}.")
-    trainings = {(run.detector, run.config.seed): run.name for run in members}
-    if len(trainings) < len(members):
-        twice = ", ".join(run.name for run in members if run.name not in trainings.values())
-        raise UsageError(f"{twice}: another run has the same training parameters and seed. Name one of them.")
     firsts = {run.detector: run for run in members[::-1]}
     distinct = list(dict.fromkeys(run.detector for run in members))
     places = tuple(distinct.index(run.detector) for run in members)
