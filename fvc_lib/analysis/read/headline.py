@@ -7,7 +7,7 @@ videos come from instead of fakes.
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -255,10 +255,8 @@ def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -
     return tuple(Score(*row) for row in rows.select("source", "value", "low", "high").iter_rows())
 
 
-def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
-    """Return the main score of a run without folds, and the scores of its controls, the highest first.
-
-    If the model has no score, ``scores`` is empty.
+def every_task_score(results: pl.DataFrame, task: str) -> Iterator[MeasuredScores]:
+    """Yield each main score of a run without folds, with the scores of its controls, the highest first.
 
     Args:
         results: rows of ``tables.TASK_RESULTS``.
@@ -266,21 +264,25 @@ def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
     """
     for begins, metric_begins, one in TASKS[task].headline:
         fitting = pl.col("subject").str.starts_with(begins) & pl.col("metric").str.starts_with(metric_begins)
-        models = results.filter(fitting, source="model").head(1).rows(named=True)
-        for model in models:
+        models = results.filter(fitting, source="model").unique("subject", keep="first", maintain_order=True)
+        for model in models.rows(named=True):
             subject, metric = model["subject"], model["metric"]
             rows = results.filter(subject=subject, metric=metric)
             rows = rows.sort(pl.col("source") != "model", -pl.col("value"), "source", nulls_last=True)
             exact = (pl.col("source") == "chance") & pl.col("low").is_null()  # computed, not estimated
             ends = [pl.when(exact).then("value").otherwise(end).alias(end) for end in ("low", "high")]
             name = metric_name(metric) if subject == "all" else f"{metric_name(metric)}, {subject_name(subject)}"
-            return MeasuredScores(
+            yield MeasuredScores(
                 Measure(name, one, strict_controls=TASKS[task].strict_controls.get(begins, {})),
                 tuple(Score(*row) for row in rows.select("source", "value", *ends).iter_rows()),
                 model["num_samples"],
                 model["num_groups"],
             )
-    return MeasuredScores(Measure(*TASKS[task].no_headline))
+
+
+def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
+    """Return the first of ``every_task_score``. If the model has no score, ``scores`` is empty."""
+    return next(every_task_score(results, task), MeasuredScores(Measure(*TASKS[task].no_headline)))
 
 
 def measured_scores(run: RunPaths) -> MeasuredScores:
@@ -710,14 +712,11 @@ def worth_of(run: RunPaths) -> tuple[str, ...]:
     task = run_task(run_parameters(run))
     results = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame
     sentences = list(run_headline(run).sentences)
-    for begins, metric, _ in TASKS[task].headline:
-        rows = results.filter(pl.col("subject").str.starts_with(begins), pl.col("metric").str.starts_with(metric))
-        for of_subject in rows.partition_by("subject", maintain_order=True):
-            measured = task_scores(of_subject, task)
-            scores = "; ".join(score.text for score in measured.scores)
-            samples = count_text(measured.num_samples or 0, measured.measure.one)
-            sentences.append(f"{measured.measure.name} on {samples} of the test part: {scores}.")
-            sentences.append(run_verdict(run, measured).sentence)
+    for measured in every_task_score(results, task):
+        scores = "; ".join(score.text for score in measured.scores)
+        samples = count_text(measured.num_samples or 0, measured.measure.one)
+        sentences.append(f"{measured.measure.name} on {samples} of the test part: {scores}.")
+        sentences.append(run_verdict(run, measured).sentence)
     return tuple(dict.fromkeys(sentences))
 
 
