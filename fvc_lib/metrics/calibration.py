@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import expit, log_expit, logsumexp
+from scipy.special import expit, log_expit, logsumexp, softmax
 
 from fvc_lib.metrics.classification import (
     SHARE,
@@ -125,10 +125,7 @@ def fit_class_temperature(classes: ArrayLike, logits: ArrayLike) -> float:
 
 def class_probabilities(logits: ArrayLike, temperature: float) -> FloatArray:
     """Return ``softmax(logits / temperature)`` over C classes, float64 (N, C), of ``logits`` float (N, C)."""
-    scaled = np.asarray(logits, dtype=np.float64) / temperature
-    powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-    shares: FloatArray = powers / powers.sum(axis=1, keepdims=True)
-    return shares
+    return np.asarray(softmax(np.asarray(logits, dtype=np.float64) / temperature, axis=1))
 
 
 def _root(slope: Callable[[float], float]) -> float:
@@ -248,8 +245,8 @@ def fit_stacking(labels: ArrayLike, log_odds: ArrayLike, weights: ArrayLike) -> 
         value = -(votes * log_expit(margin)).sum() + 0.5 * (away @ away + intercept**2)
         return float(value), np.concatenate([[slope.sum() + intercept], slope @ values + scale * away])
 
-    begin = np.concatenate([[0.0], equal])
-    bounds = [(None, None), *[(0.0, None)] * size]
-    options = {"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-9}
-    solution = minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    solution = minimize(
+        loss, [0.0, *equal], jac=True, method="L-BFGS-B", bounds=[(None, None), *[(0.0, None)] * size],
+        options={"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-9},
+    ).x  # fmt: skip
     return Stacking(np.asarray(solution[1:]), float(solution[0]))

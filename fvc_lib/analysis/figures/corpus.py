@@ -122,12 +122,11 @@ def feature_ties(features: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
         if known["label"].n_unique() == 2:
             above = float(roc_auc(theme.fake_labels(known), known[name].cast(pl.Float64)))
             auc = max(above, 1 - above)
-        missing = 1 - known.height / facts.height if facts.height else None
-        rows.append((name, *(_tie(known, name, tie) for tie in (*TIES, "codec")), auc, missing))
-    schema = {"feature": pl.String, **dict.fromkeys((*TIES, "codec", "auc", "missing"), pl.Float64)}
-    strongest = pl.max_horizontal(*TIES, "codec").alias("strongest")
-    table = pl.DataFrame(rows, schema=schema, orient="row")
-    table = table.select("feature", *TIES, "codec", strongest, "auc", "missing")
+        ties = [_tie(known, name, tie) for tie in (*TIES, "codec")]
+        strongest = max((tie for tie in ties if tie is not None), default=None)
+        rows.append((name, *ties, strongest, auc, 1 - known.height / facts.height))
+    numbers = dict.fromkeys((*TIES, "codec", "strongest", "auc", "missing"), pl.Float64)
+    table = pl.DataFrame(rows, {"feature": pl.String, **numbers}, orient="row")
     return table.sort("strongest", "feature", descending=[True, False], nulls_last=True)
 
 

@@ -3,7 +3,6 @@
 A level is one kind of disturbance at one strength.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,12 +64,10 @@ def robustness_results(
         if level == UNDISTURBED:  # the other levels are compared with it
             numbers = {metric: {end: known[end] for end in _ENDS} for metric, known in numbers.items()}
         rows += [{**row, "metric": metric, **numbers.get(metric, {})} for metric in METRICS]
-    for metric in METRICS:
-        tested = [row for row in rows if row["metric"] == metric and row["level"] not in (UNDISTURBED, WITHOUT_LOSS)]
-        adjusted = holm([row.get("p_value", math.nan) for row in tested])
-        for row, p_value in zip(tested, adjusted.tolist(), strict=True):
-            row["holm_p_value"] = p_value
     table = pl.DataFrame(rows, schema=column_types(ROBUSTNESS_RESULTS)).fill_nan(None)
+    tested = pl.when(~pl.col("level").is_in([UNDISTURBED, WITHOUT_LOSS])).then("p_value")
+    adjusted = tested.map_batches(lambda p_values: pl.Series(holm(p_values)), return_dtype=pl.Float64).fill_nan(None)
+    table = table.with_columns(holm_p_value=adjusted.over("metric"))
     worst = pl.when(metric=MAIN_METRIC).then("value").max().over("level")
     by = (pl.col("level") != UNDISTURBED, worst, "metric")
     table = table.sort(*by, descending=[False, False, True], nulls_last=True)
