@@ -26,7 +26,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.desk, self.go, self.judged = Desk(folder, 1000, 2), threading.Event(), list[tuple[str, bytes]]()
         self.go.set()
-        self.address, self.stop = serve(self.desk, 0)
+        self.address = serve(self.desk, 0)
         threading.Thread(target=self.desk.judge_all, args=(self.judge,), daemon=True).start()
 
     def judge(self, upload: Upload) -> None:
@@ -36,7 +36,7 @@ class Site:
         assert self.go.wait(60)
         if content in ERRORS:
             raise ERRORS[content]
-        upload.verdict, upload.says, upload.reasons, upload.page = "fake", "It looks fake", ["Because."], "<html>"
+        upload.answer, upload.page = {"verdict": "fake", "says": "It looks fake", "reasons": ["Because."]}, "<html>"
 
     def ask(self, path: str, method: str = "GET", data: bytes | None = None, host: str = "", **query: Any) -> Any:
         url = urlsplit(self.address)
@@ -69,13 +69,13 @@ def site(tmp_path: Path) -> Iterator[Site]:
     served = Site(tmp_path)
     yield served
     served.go.set()
-    served.stop()
 
 
 def test_an_upload_is_judged_whole_and_its_files_and_answer_go(site: Site, tmp_path: Path) -> None:
     key, content = site.enter(), bytes(range(250)) * 4
     found = site.answer(key, "../clip <one>.mp4", content)
-    assert (found["verdict"], found["reasons"], found["refused"], found["page"]) == ("fake", ["Because."], "", True)
+    assert (found["verdict"], found["reasons"], found["page"]) == ("fake", ["Because."], True)
+    assert "refused" not in found
     assert site.judged == [("clip _one_.mp4", content)]
     assert list(tmp_path.iterdir()) == []
     assert site.ask("/page", visitor=key, number=1)[0] == "<html>"
@@ -90,9 +90,10 @@ def test_an_upload_that_fails_is_refused_and_the_next_is_judged(site: Site) -> N
     for content, error in ERRORS.items():
         assert str(error) in site.answer(key, "a.mp4", content)["refused"]
     assert site.answer(key, "b.mp4", b"x")["verdict"] == "fake"
-    for content in (b"", bytes(1001)):
-        assert "bytes" in site.put(key, "a.mp4", content)["refused"]
-    assert "too long" in site.put("nobody", "a.mp4", b"x")["refused"]
+    for visitor, content, words in ((key, bytes(1001), "1,000 bytes"), ("nobody", b"x", "too long")):
+        with pytest.raises(HTTPError) as refused:
+            site.put(visitor, "a.mp4", content)
+        assert words in refused.value.read().decode()
     assert len(site.judged) == 3
 
 

@@ -4,12 +4,12 @@ One process serves the page and judges one video after the other. An upload is d
 answers are deleted when the visitor leaves the page. The page loads nothing from other servers.
 """
 
-import hmac
+import errno
+import itertools
 import queue
 import re
 import secrets
 import shutil
-import signal
 import socket
 import threading
 import time
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -29,15 +29,16 @@ from fvc_lib.services.errors import FvcError, UsageError
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+    from starlette.middleware.base import RequestResponseEndpoint
     from starlette.requests import Request
     from starlette.responses import Response
 
 _MEGABYTE = 1_000_000
-_MOST_WAITING = 20  # uploads of one visitor that are not judged yet
 _GONE_AFTER = 120.0  # seconds without a request after which a visitor has left; an open page asks every second
 _WORDS = {"fake": "It looks fake", "real": "It looks real"}
 CANNOT_TELL = "We cannot tell"
 _STYLES = "style-src 'unsafe-inline'; img-src data:"
+_SAFE = {"Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
 @dataclass
@@ -45,40 +46,27 @@ class Upload:
     """A visitor's video: first its file, then the answer.
 
     Attributes:
-        name: the file's name as the visitor sees it.
         path: the stored file, in a folder of its own.
         state: ``waiting``, ``judging`` or ``done``.
         step: what is being done, in words; empty if nothing is.
-        verdict: ``fake``, ``real``, ``undecided`` or ``no prediction``; empty before it is known.
-        says: the verdict in plain words.
-        score: the score with its range as text; empty if there is none.
-        reasons: sentences on the verdict.
-        refused: why the video was not judged; empty if it was.
+        answer: ``verdict`` (``fake``, ``real``, ``undecided`` or ``no prediction``), ``says`` (the verdict in plain
+            words), ``reasons`` (sentences) and, if there is a score, ``score`` (with its range, as text). If the video
+            was not judged, only ``refused``: the reason. Empty before it is known.
         page: the HTML page with the evidence; empty if there is none.
     """
 
-    name: str
     path: Path
     state: str = "waiting"
     step: str = ""
-    verdict: str = ""
-    says: str = ""
-    score: str = ""
-    reasons: list[str] = field(default_factory=list)
-    refused: str = ""
+    answer: dict[str, object] = field(default_factory=dict)
     page: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what the page shows: all attributes but the path; ``page`` says whether there is one."""
-        shown = {name: value for name, value in vars(self).items() if name != "path"}
-        return shown | {"page": bool(self.page)}
 
 
 @dataclass
 class Visitor:
     """An open page: its uploads by number, and when it last asked, in seconds of the monotonic clock."""
 
-    uploads: dict[int, Upload] = field(default_factory=dict)
+    uploads: dict[str, Upload] = field(default_factory=dict)
     seen: float = field(default_factory=time.monotonic)
 
 
@@ -94,14 +82,13 @@ class Desk:
     def __init__(self, folder: Path, limit_bytes: int, most_visitors: int) -> None:
         self.folder, self.limit_bytes, self.most_visitors = folder, limit_bytes, most_visitors
         self.token, self.visitors = secrets.token_urlsafe(24), dict[str, Visitor]()
-        self._waiting: queue.Queue[Upload] = queue.Queue()
-        self._numbers = 0
+        self.waiting, self.numbers = queue.Queue[Upload](), itertools.count(1)
 
     def enter(self) -> str:
         """Return the key of a new visitor; empty if there are too many. Visitors who are gone are forgotten first."""
-        now = time.monotonic()
-        for key in [key for key, visitor in self.visitors.items() if now - visitor.seen > _GONE_AFTER]:
-            self.leave(key)
+        for key, visitor in list(self.visitors.items()):
+            if time.monotonic() - visitor.seen > _GONE_AFTER:
+                self.leave(key)
         if len(self.visitors) >= self.most_visitors:
             return ""
         key = secrets.token_urlsafe(16)
@@ -110,27 +97,14 @@ class Desk:
 
     def leave(self, key: str) -> None:
         """Forget a visitor, and delete the visitor's files. The video that is being judged is deleted afterwards."""
-        visitor = self.visitors.pop(key, Visitor())
-        for upload in visitor.uploads.values():
+        for upload in self.visitors.pop(key, Visitor()).uploads.values():
             if upload.state == "waiting":
-                upload.state = "left"
                 shutil.rmtree(upload.path.parent, ignore_errors=True)
 
-    def place_for(self, name: str) -> tuple[int, Path]:
-        """Return a number and a path for a new upload; the path's folder is made and is empty."""
-        self._numbers += 1
-        folder = self.folder / str(self._numbers)
-        folder.mkdir()
-        return self._numbers, folder / _safe_name(name)
-
-    def ahead(self, number: int) -> int:
+    def ahead(self, number: str) -> int:
         """Return the number of uploads, of all visitors, that will be judged before upload ``number``."""
         uploads = [pair for visitor in self.visitors.values() for pair in visitor.uploads.items()]
-        return sum(other < number and upload.state in ("waiting", "judging") for other, upload in uploads)
-
-    def hand_in(self, upload: Upload) -> None:
-        """Put an upload into the queue."""
-        self._waiting.put(upload)
+        return sum(int(other) < int(number) and upload.state != "done" for other, upload in uploads)
 
     def judge_all(self, judge: Callable[[Upload], None]) -> None:
         """Judge the uploads one after the other; never returns.
@@ -139,14 +113,14 @@ class Desk:
             judge: fills in the answer of an upload. If it raises an exception, its message becomes ``refused``.
         """
         while True:
-            upload = self._waiting.get()
-            if upload.state == "left":
+            upload = self.waiting.get()
+            if not upload.path.exists():  # its visitor has left
                 continue
             upload.state = "judging"
             try:
                 judge(upload)
             except Exception as error:  # noqa: BLE001 - one bad file never ends the page
-                upload.refused = str(error) if isinstance(error, FvcError) else repr(error)
+                upload.answer = {"refused": str(error) if isinstance(error, FvcError) else repr(error)}
             shutil.rmtree(upload.path.parent, ignore_errors=True)
             upload.state, upload.step = "done", ""
 
@@ -168,7 +142,9 @@ def web_app(desk: Desk) -> "Starlette":
     ``GET /page`` gives the evidence on one; ``POST /leave`` forgets the visitor.
     """
     from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
+    from starlette.middleware.base import BaseHTTPMiddleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.requests import ClientDisconnect
     from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
@@ -176,73 +152,58 @@ def web_app(desk: Desk) -> "Starlette":
 
     from fvc_lib.analysis.pages.page import render
 
-    def visitor_of(request: "Request") -> Visitor | None:
+    async def guarded(request: "Request", answer: "RequestResponseEndpoint") -> "Response":
+        token = request.query_params.get("token", "").encode()
+        if not secrets.compare_digest(token, desk.token.encode()):
+            return PlainTextResponse("Open the whole address that the command printed.", 403)
+        response = await answer(request)
+        response.headers.setdefault("Content-Security-Policy", f"default-src 'none'; {_STYLES}")
+        response.headers.update(_SAFE)
+        return response
+
+    def uploads_of(request: "Request") -> dict[str, Upload]:
         visitor = desk.visitors.get(request.query_params.get("visitor", ""))
-        if visitor is not None:
-            visitor.seen = time.monotonic()
-        return visitor
-
-    def with_token(answer: Callable[["Request"], Any]) -> Callable[["Request"], Any]:
-        async def checked(request: "Request") -> "Response":
-            token = request.query_params.get("token", "").encode()
-            if not hmac.compare_digest(token, desk.token.encode()):
-                return PlainTextResponse("Open the whole address that the command printed.", 403)
-            response: Response = await answer(request)
-            response.headers.setdefault("Content-Security-Policy", f"default-src 'none'; {_STYLES}")
-            safe = {"Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-            response.headers.update(safe)
-            return response
-
-        return checked
+        if visitor is None:
+            raise HTTPException(404, "This page was open for too long. Load it again.")
+        visitor.seen = time.monotonic()
+        return visitor.uploads
 
     async def front(_: "Request") -> "Response":
         key, nonce = desk.enter(), secrets.token_urlsafe(16)
         if not key:
-            return PlainTextResponse("Too many people use this page now. Try again in some minutes.", 503)
+            raise HTTPException(503, "Too many people use this page now. Try again in some minutes.")
         html = render("app.html", nonce=nonce, limit_bytes=desk.limit_bytes, visitor=key)
         policy = f"default-src 'none'; connect-src 'self'; script-src 'nonce-{nonce}'; {_STYLES}"
         return HTMLResponse(html, headers={"Content-Security-Policy": policy})
 
     async def store(request: "Request") -> "Response":
-        visitor, size = visitor_of(request), request.headers.get("Content-Length", "")
-        if visitor is None:
-            return JSONResponse({"refused": "This page was open for too long. Load it again."})
-        if not size.isdecimal() or not 0 < int(size) <= desk.limit_bytes:
-            limit = desk.limit_bytes // _MEGABYTE
-            return JSONResponse({"refused": f"This file has {size or 'an unknown number of'} bytes. The page takes "
-                                            f"files of 1 byte to {limit:,} MB."})  # fmt: skip
-        if sum(upload.state == "waiting" for upload in visitor.uploads.values()) >= _MOST_WAITING:
-            return JSONResponse(
-                {"refused": f"{_MOST_WAITING} of your videos are waiting. Add more when some are done."}
-            )
-        name = request.query_params.get("name", "")
-        number, path = desk.place_for(name)
+        uploads, number = uploads_of(request), str(next(desk.numbers))
+        path = desk.folder / number / _safe_name(request.query_params.get("name", ""))
         try:
+            path.parent.mkdir()
             with path.open("wb") as target:
                 async for piece in request.stream():
                     target.write(piece)
-            whole = path.stat().st_size == int(size)
+                    if target.tell() > desk.limit_bytes:
+                        raise OSError(errno.EFBIG, f"this page takes files of up to {desk.limit_bytes:,} bytes")
         except (ClientDisconnect, OSError) as error:
             shutil.rmtree(path.parent, ignore_errors=True)
             why = getattr(error, "strerror", None) or "the upload broke off"
-            return JSONResponse({"refused": f"The file could not be stored: {why}."})
-        if not whole:
-            shutil.rmtree(path.parent, ignore_errors=True)
-            return JSONResponse({"refused": "The upload broke off. Drop the video again."})
-        visitor.uploads[number] = upload = Upload(name, path)
-        desk.hand_in(upload)
+            raise HTTPException(507, f"The file could not be stored: {why}.") from error
+        uploads[number] = Upload(path)
+        desk.waiting.put(uploads[number])
         return JSONResponse({"number": number})
 
     async def answers(request: "Request") -> "Response":
-        visitor = visitor_of(request) or Visitor()
-        shown = {number: upload.as_json() for number, upload in visitor.uploads.items()}
-        return JSONResponse({number: found | {"ahead": desk.ahead(number)} for number, found in shown.items()})
+        found = uploads_of(request)
+        shown = {number: one.answer | {"state": one.state, "step": one.step} for number, one in found.items()}
+        also = {number: {"page": bool(one.page), "ahead": desk.ahead(number)} for number, one in found.items()}
+        return JSONResponse({number: shown[number] | also[number] for number in found})
 
     async def evidence(request: "Request") -> "Response":
-        visitor, number = visitor_of(request), request.query_params.get("number", "")
-        upload = visitor.uploads.get(int(number)) if visitor and number.isdecimal() else None
+        upload = uploads_of(request).get(request.query_params.get("number", ""))
         if upload is None or not upload.page:
-            return PlainTextResponse("There is no such page, or its visitor has left.", 404)
+            raise HTTPException(404, "There is no such page.")
         return HTMLResponse(upload.page)
 
     async def leave(request: "Request") -> "Response":
@@ -250,43 +211,32 @@ def web_app(desk: Desk) -> "Starlette":
         return PlainTextResponse("")
 
     routes = [
-        Route("/", with_token(front)),
-        Route("/video", with_token(store), methods=["PUT"]),
-        Route("/videos", with_token(answers)),
-        Route("/page", with_token(evidence)),
-        Route("/leave", with_token(leave), methods=["POST"]),
+        Route("/", front),
+        Route("/video", store, methods=["PUT"]),
+        Route("/videos", answers),
+        Route("/page", evidence),
+        Route("/leave", leave, methods=["POST"]),
     ]
     # A foreign page whose name leads to this machine is refused.
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
-    return Starlette(routes=routes, middleware=[hosts])
+    return Starlette(routes=routes, middleware=[hosts, Middleware(BaseHTTPMiddleware, dispatch=guarded)])
 
 
-def serve(desk: Desk, port: int) -> tuple[str, Callable[[], None]]:
-    """Serve the page in a thread; return ``(address, stop)``: the address with its token, and a function that ends it.
+def serve(desk: Desk, port: int) -> str:
+    """Serve the page in a thread until the process ends, and return the page's address with the token.
 
     Raises:
         UsageError: the port cannot be used.
     """
     import uvicorn
 
-    listening = socket.socket()
     try:
-        listening.bind(("127.0.0.1", port))
-        listening.listen()  # so that a browser that comes at once waits
+        listening = socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        listening.close()
         raise UsageError(f"--port {port}: {error.strerror or error}. Give another --port.") from error
-    settings = uvicorn.Config(web_app(desk), log_level="error", access_log=False, timeout_graceful_shutdown=1)
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-    thread.start()
-
-    def stop() -> None:
-        server.should_exit = True
-        thread.join()
-        listening.close()
-
-    return f"http://127.0.0.1:{listening.getsockname()[1]}/?token={desk.token}", stop
+    server = uvicorn.Server(uvicorn.Config(web_app(desk), log_level="error", access_log=False))
+    threading.Thread(target=server.run, args=([listening],), daemon=True).start()
+    return f"http://127.0.0.1:{listening.getsockname()[1]}/?token={desk.token}"
 
 
 @click.command("app")
@@ -338,25 +288,16 @@ def app(
         answers, upload.step = upload.path.parent / "answer", "looking at the frames"
         verdicts = judge_files(detector, [upload.path], rule, answers)
         row = next(verdicts.rows())
-        upload.verdict, upload.reasons = row["verdict"] or "no prediction", row["reasons"].splitlines()
-        upload.says = _WORDS.get(upload.verdict, CANNOT_TELL)
-        if row["score"] is None:
-            return
-        upload.score = interval_text(row["score"], row["score_low"], row["score_high"])
+        verdict, reasons = row["verdict"] or "no prediction", row["reasons"].splitlines()
+        upload.answer = {"verdict": verdict, "says": _WORDS.get(verdict, CANNOT_TELL), "reasons": reasons}
+        if row["score"] is not None:
+            upload.answer |= {"score": interval_text(row["score"], row["score_low"], row["score_high"])}
+            upload.step = "making the page"
+            (page,) = write_video_pages(verdicts, answers, most=1, map_minutes=map_minutes, overview="").values()
+            upload.page = (answers / page).read_text(encoding="utf-8")
 
-        def report(done: int, total: int, part: str = "", what: str = "") -> None:
-            del done, total, what
-            upload.step = f"making the page: {part.rpartition(': ')[2]}"
-
-        pages = write_video_pages(verdicts, answers, most=1, map_minutes=map_minutes, overview="", progress=report)
-        upload.page = (answers / next(iter(pages.values()))).read_text(encoding="utf-8")
-
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with scratch_folder(detector.config) as uploads:
         desk = Desk(uploads, limit_mb * _MEGABYTE, visitors)
-        address, stop = serve(desk, port)
+        address = serve(desk, port)
         click.echo(f"model    {folder}\naddress  {address}\nOpen the address in a browser. Ctrl-C ends it.")
-        try:
-            desk.judge_all(judge)
-        except KeyboardInterrupt:
-            stop()
+        desk.judge_all(judge)
