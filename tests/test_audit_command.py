@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from fvc_lib.command_line import records
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.records import execute_record
+from fvc_lib.execution.run import runner
 from fvc_lib.execution.run.session import file_reporter
 from tests.execution.conftest import wait_for
 
@@ -43,7 +44,7 @@ def test_the_example_of_the_docs_answers_as_they_say_on_a_page_that_loads_nothin
     ("given", "code", "words"),
     [
         (["gone.csv"], 2, "No such file"),
-        (["scores.csv", "--label-map", "1=maybe"], 2, "wanted such as 1=fake,0=real"),
+        (["scores.csv", "--label-map", "1=maybe"], 2, "label_map.1: got 'maybe'"),
         (["scores.csv", "--detectors", "our"], 2, "Did you mean 'ours'"),
         (["scores.csv", "--operating-point", "fpr=5"], 2, "threshold=NUMBER"),
         (["scores.csv", "--corpus", "nowhere"], 2, "no such file or folder"),
@@ -83,14 +84,15 @@ def test_what_the_user_has_in_the_folder_is_not_written_over(tmp_path, monkeypat
 @pytest.mark.slow
 def test_an_audit_that_fails_leaves_with_the_code_of_its_kind(tmp_path):
     parameters = {"score_table": str(tmp_path / "gone.csv"), "output_folder": str(tmp_path)}
-    asked = {"title": "Audit", "runs_dir": str(tmp_path), "product": "audit"}
+    asked = {"title": "Audit", "runs_dir": str(tmp_path), "product": "audit", "files": ["answer.txt"]}
     assert execute_record("40_score_audit", tmp_path, parameters, **asked) == 2
 
 
-def test_the_first_line_of_progress_does_not_wait_for_the_time_between_lines(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(records, "_LINE_SECONDS", 1e6)
+def test_progress_that_a_notebook_writes_is_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "PLAIN_INTERVAL_SECONDS", 0)
     file, lines = tmp_path / "progress.json", []
     with records._shown(file):
         file_reporter(file, "videos")(3, 8)
         wait_for(lambda: lines.append(capsys.readouterr().err) or lines[-1], "a line of progress")
     assert lines[-1] == "videos 3 of 8\n"
+    assert not file.exists()

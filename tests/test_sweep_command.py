@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis.read.detector_comparison import TABLE_FILES
-from fvc_lib.command_line.sweep import Combination, combinations, execute, values_to_sweep
+from fvc_lib.command_line.sweep import Combination, combinations, execute
 from fvc_lib.execution.run.record import begin_run, run_hash
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
@@ -19,12 +19,11 @@ from tests.faults.small_runs import ROOT, SMALL, Place, results_of, small_corpus
 
 
 def test_values_with_a_comma_are_given_one_by_one():
-    assert values_to_sweep([("model", "frame_cnn, r2plus1d_small"), ("seed", "0,1,1")]) == {
-        "model": ["frame_cnn", "r2plus1d_small"],
-        "seed": ["0", "1"],
-    }
-    listed = [("augmentations", "flip,noise"), ("augmentations", "flip")]
-    assert values_to_sweep(listed) == {"augmentations": ["flip,noise", "flip"]}
+    members = combinations([("model", "frame_cnn, r2plus1d_small"), ("seed", "0,1,1")])
+    of = [(one.given.config.model, one.given.config.seed) for one in members]
+    assert of == [("frame_cnn", 0), ("frame_cnn", 1), ("r2plus1d_small", 0), ("r2plus1d_small", 1)]
+    listed = combinations([("augmentations", "flip,noise"), ("augmentations", "flip")])
+    assert [one.name for one in listed] == ["augmentations flip,noise", "augmentations flip"]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,7 @@ def test_values_with_a_comma_are_given_one_by_one():
 )
 def test_values_that_cannot_be_compared_are_refused(name, values):
     with pytest.raises(UsageError, match=name):
-        values_to_sweep([(name, values)])
+        combinations([(name, values)])
 
 
 def test_every_seed_has_the_folds_of_the_first(tmp_path):

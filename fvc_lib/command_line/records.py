@@ -5,12 +5,11 @@ The record of such a command is the executed notebook.
 
 import os
 import re
-import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,51 @@ import polars as pl
 from fvc_lib.command_line import commands
 from fvc_lib.command_line.options import AS_JSON, QUIET, RUNS_DIR, is_quiet, print_json
 from fvc_lib.command_line.shards import stop_on_signals
+from fvc_lib.execution.run.runner import Terminal
 from fvc_lib.execution.run.session import progress_path, read_progress
 from fvc_lib.execution.run.status import run_lock
 from fvc_lib.execution.run.task import kernel_environment
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
 from fvc_lib.services.config_fields import split_names, split_pairs
-from fvc_lib.services.errors import StoppedError, UsageError, command_text
+from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.home import NOTEBOOKS
-from fvc_lib.services.parameters import run_config
+from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.records.digests import listed, write_document
 from fvc_lib.services.records.ensembles import Method
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, ENSEMBLE_RECORD, find_run, is_pattern
 from fvc_lib.services.tables import ROBUSTNESS_RESULTS, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, ENSEMBLE, ROBUSTNESS, SCORE_AUDIT
 
-_LOOK_SECONDS = 1.0  # how often progress is looked for
-_LINE_SECONDS = 10.0  # time between lines of progress
+_ANSWER = "answer.txt"  # a notebook's results, one sentence per line
+
+
+def execute_notebook(
+    record: Path, parameters: Mapping[str, Any], name: str, *, log: Path, runs_dir: str | Path, product: str
+) -> int:
+    """Execute a notebook, and print an error if it fails.
+
+    Args:
+        record: path of the executed notebook.
+        parameters: ``{parameter: value}`` for the notebook.
+        name: the notebook's file name without suffix.
+        log: the file for text that the kernel prints outside the notebook.
+        runs_dir: the runs folder that the notebook uses.
+        product: word for what the notebook makes, for example ``audit``.
+
+    Returns:
+        The exit code; 0 if the notebook succeeded.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    from fvc_lib.execution.papermill_engine import KernelRequest, execute  # papermill takes a second to load
+
+    environment = {**kernel_environment(os.environ), "FVC_RUNS_DIR": str(runs_dir), ATTEMPT_VARIABLE: "1"}
+    outcome = execute(NOTEBOOKS / f"{name}.ipynb", parameters, KernelRequest(record, NOTEBOOKS, environment, log))
+    if outcome.exit_code:
+        why = f"{outcome.error.name}: {outcome.error.message}" if outcome.error else "its kernel died"
+        click.echo(f"error: no {product}: {why}\n  its record: {record}", err=True)
+    return outcome.exit_code
 
 
 def execute_record(
@@ -43,84 +71,57 @@ def execute_record(
     folder: Path,
     parameters: Mapping[str, Any],
     *,
-    runs_dir: str,
+    runs_dir: str | Path,
     product: str,
-    title: str = "",
-    answer: Path | None = None,
-    progress: Path | None = None,
-    record: Path | None = None,
+    title: str,
+    files: Sequence[str],
 ) -> int:
-    """Execute a notebook, write a web page of it that opens offline, and print its answer, or an error if it fails.
+    """Execute a notebook in a folder, write a web page of it that opens offline, and print its answer or its error.
 
     Args:
         name: the notebook's file name without suffix.
-        folder: the folder for the executed notebook and the log.
-        parameters: ``{parameter: value}`` for the notebook.
+        folder: the folder for everything that is written; the notebook's parameter ``output_folder``.
+        parameters: ``{parameter: value}`` for the notebook's other parameters.
         runs_dir: the runs folder that the notebook uses.
         product: word for what the notebook makes, for example ``audit``; the page is ``folder/audit.html``.
-        title: the page's title; empty: no page.
-        answer: a file into which the notebook writes its results, one sentence per line. All sentences are printed, and
-            the page begins with the first one. None: no such file.
-        progress: the file into which the notebook writes its progress, which is shown while the notebook runs. SIGUSR1
-            and SIGTERM then interrupt the kernel, because a repeated call continues the work. None: no such file.
-        record: path of the executed notebook; None: ``folder/name.ipynb``.
+        title: the page's title.
+        files: names of the files that the notebook writes. Those of an earlier call are deleted first. The sentences in
+            ``answer.txt`` are printed, and the page begins with the first one.
 
     Returns:
         The exit code; 0 if the notebook succeeded.
 
     Raises:
-        StoppedError: ``progress`` is given, SIGUSR1 or SIGTERM came, and the notebook did not finish.
+        UsageError: the folder has files, but no executed notebook ``name``.
         OSError: the folder cannot be written.
     """
     from fvc_lib.analysis.pages.report import write_report  # plotly takes a second to load
-    from fvc_lib.execution.papermill_engine import KernelRequest, execute  # as does papermill
 
-    kernels, stopped = list[int](), list[signal.Signals]()
-    environment = {**kernel_environment(os.environ), "FVC_RUNS_DIR": runs_dir}
-    request = KernelRequest(
-        record=record or folder / f"{name}.ipynb",
-        folder=NOTEBOOKS,
-        environment=environment | ({ATTEMPT_VARIABLE: "1"} if progress else {}),
-        log=folder / f"{name}.log",
-        on_start=kernels.append,
-    )
-    with ExitStack() as stack:
-        if progress:
-            stopped = stack.enter_context(stop_on_signals(kernels))
-            if not is_quiet():
-                stack.enter_context(_shown(progress))
-        outcome = execute(NOTEBOOKS / f"{name}.ipynb", parameters, request)
-    if stopped and outcome.exit_code:
-        raise StoppedError(f"{stopped[0].name}: stopped; finished work is kept, and the same command goes on")
-    text = answer.read_text(encoding="utf-8", errors="replace") if answer and answer.is_file() else ""
-    page, sentences = folder / f"{product}.html", text.splitlines()
-    if title:
-        write_report([request.record], page, title=title, answer=sentences[:1])
-    if outcome.exit_code:
-        why = f"{outcome.error.name}: {outcome.error.message}" if outcome.error else "its kernel died"
-        click.echo(f"error: no {product}: {why}\n  its record: {request.record}", err=True)
-    elif title:
-        for line in (*sentences, f"  {product:<13} {page}", f"  tables        {folder}"):
-            click.echo(line)
-    return outcome.exit_code
+    record, page, answer = folder / f"{name}.ipynb", folder / f"{product}.html", folder / _ANSWER
+    if folder.exists() and not record.is_file() and any(folder.iterdir()):
+        raise UsageError(f"folder {str(folder)!r}: has files that this command did not write. Name a new folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        (folder / file).unlink(missing_ok=True)
+    given = {**parameters, "output_folder": str(folder)}
+    code = execute_notebook(record, given, name, log=folder / f"{name}.log", runs_dir=runs_dir, product=product)
+    sentences = [] if code else answer.read_text(encoding="utf-8").splitlines()
+    write_report([record], page, title=title, answer=sentences[:1])
+    if not code:
+        click.echo("\n".join([*sentences, f"  {product:<13} {page}", f"  tables        {folder}"]))
+    return code
 
 
 @contextmanager
 def _shown(path: Path) -> Iterator[None]:
-    """Print the progress that another process writes into ``path`` during the block.
-
-    The first line comes within a second of the first progress, then one every ten seconds. The file is deleted before
-    and after the block.
-    """
+    """Show the progress that another process writes into ``path`` during the block; the file is deleted after it."""
     path.unlink(missing_ok=True)
-    ended = threading.Event()
+    terminal, ended = Terminal(sys.stderr, quiet=is_quiet()), threading.Event()
 
     def show() -> None:
-        shown = -_LINE_SECONDS
-        while not ended.wait(_LOOK_SECONDS):
-            if time.monotonic() - shown >= _LINE_SECONDS and (progress := read_progress(path)) is not None:
-                shown = time.monotonic()
-                click.echo(f"{progress.what} {progress.done:,} of {progress.total:,}", err=True)
+        while not ended.wait(1.0):
+            if (progress := read_progress(path)) is not None:
+                terminal.show([f"{progress.what} {progress.done:,} of {progress.total:,}"])
 
     thread = threading.Thread(target=show, daemon=True)
     thread.start()
@@ -129,25 +130,8 @@ def _shown(path: Path) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+        terminal.show([])
         path.unlink(missing_ok=True)
-
-
-def prepare_folder(folder: Path, name: str, files: Sequence[str]) -> None:
-    """Make ``folder`` for the outputs of the notebook ``name``, and delete the outputs of an earlier call.
-
-    Args:
-        folder: path of the folder.
-        name: the notebook's file name without suffix.
-        files: names of the output files to delete, so that old files cannot be taken for new ones.
-
-    Raises:
-        UsageError: the folder has files, but no executed notebook ``name``.
-    """
-    if folder.exists() and not (folder / f"{name}.ipynb").is_file() and any(folder.iterdir()):
-        raise UsageError(f"folder {str(folder)!r}: has files that this command did not write. Name a new folder.")
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in files:
-        (folder / file).unlink(missing_ok=True)
 
 
 @click.command()
@@ -157,11 +141,15 @@ def prepare_folder(folder: Path, name: str, files: Sequence[str]) -> None:
     help="The videos, as -p corpus of a run: gives groups, near-duplicates, and the metadata and clip length controls.",
 )  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for all of it; else runs/audits/NAME_TIME_HASH.")
-@click.option("--label-map", metavar="PAIRS", help="What labels other than real and fake mean: 1=fake,0=real.")
-@click.option("--columns", metavar="PAIRS", help="Columns with other headers: video=clip,label=target,group=subject.")
+@click.option(
+    "--label-map", default="", metavar="PAIRS", help="What labels other than real and fake mean: 1=fake,0=real."
+)
+@click.option("--columns", type=split_pairs, default="", metavar="PAIRS",
+              help="Columns with other headers: video=clip,label=target,group=subject.")  # fmt: skip
 @click.option("--where", multiple=True, metavar="COLUMN=VALUE", help="Only rows with this value. Repeatable.")
 @click.option("--allow-outside", is_flag=True, help="Take files that the corpus lists outside its folder, as runs do.")
-@click.option("--detectors", metavar="NAMES", help="Only these, with commas between them; else all in the table.")
+@click.option("--detectors", type=split_names, default="", metavar="NAMES",
+              help="Only these, with commas between them; else all in the table.")  # fmt: skip
 @click.option("--higher-is-real", is_flag=True, help="The scores are higher for reals; their sign is changed.")
 @click.option(
     "--operating-point", "decide_at", default="best", show_default=True,
@@ -187,11 +175,11 @@ def audit(
     table: Path,
     corpus: Path | None,
     out: Path | None,
-    label_map: str | None,
-    columns: str | None,
+    label_map: str,
+    columns: dict[str, str],
     where: tuple[str, ...],
     allow_outside: bool,
-    detectors: str | None,
+    detectors: tuple[str, ...],
     higher_is_real: bool,
     decide_at: str,
     replicates: int,
@@ -222,22 +210,18 @@ def audit(
 
     The command writes audit.html (opens offline), tables as CSV, and the executed notebook 40_score_audit.
     """
-    from fvc_lib.analysis.audit.findings import ANSWER, FILES
+    from fvc_lib.analysis.audit.findings import FILES
     from fvc_lib.analysis.audit.numbers import Settings
     from fvc_lib.corpus.score_table import read_score_table
 
     Settings(decide_at)
-    meaning = split_pairs(label_map or {})
-    if not isinstance(meaning, dict) or not set(meaning.values()) <= {"real", "fake"}:
-        raise UsageError(f"--label-map: got {label_map!r}, wanted such as 1=fake,0=real.")
     selected: dict[str, Any] = {
-        "label_map": dict(meaning),
-        "columns": split_pairs(columns or {}),
+        "label_map": dict(resolve_config(command_line={"label_map": label_map}).label_map),
+        "columns": columns,
         "where": dict(text.partition("=")[::2] for text in where),
         "higher_is_real": higher_is_real,
     }
-    names = list(split_names(detectors or ""))
-    read = read_score_table(table, detectors=names, **selected)  # the notebook would refuse the table later
+    read = read_score_table(table, detectors=detectors, **selected)  # the notebook would refuse the table later
     num_fakes = int((read.videos["label"] == "fake").sum())
     click.echo(
         f"{table.name}: {read.videos.height:,} videos ({read.videos.height - num_fakes:,} real, {num_fakes:,} fake), "
@@ -249,7 +233,7 @@ def audit(
     parameters: dict[str, Any] = {
         "score_table": str(table.absolute()),
         "corpus": "" if corpus is None else str(corpus.expanduser().absolute()),
-        "which_detectors": names,
+        "which_detectors": list(detectors),
         **selected,
         "allow_outside": allow_outside,
         "decide_at": decide_at,
@@ -263,16 +247,15 @@ def audit(
     folder = (out or named).expanduser().absolute()
     if table.absolute().parent == folder:
         raise UsageError(f"--out {str(folder)!r}: the table lies there and could be written over. Give a new folder.")
-    prepare_folder(folder, SCORE_AUDIT, FILES)
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         code = execute_record(
-            SCORE_AUDIT, folder, {**parameters, "output_folder": str(folder)}, title=f"Audit of {table.name}",
-            runs_dir=str(runs_dir), product="audit", answer=folder / ANSWER,
+            SCORE_AUDIT, folder, parameters, title=f"Audit of {table.name}", runs_dir=runs_dir, product="audit",
+            files=FILES,
         )  # fmt: skip
     if as_json and not code:
         tables = [folder / name for name in FILES if name.endswith(".csv") and (folder / name).is_file()]
         rows = {path.stem: pl.read_csv(path, infer_schema_length=None).to_dicts() for path in tables}
-        print_json({"folder": folder, "answer": (folder / ANSWER).read_text().splitlines(), "tables": rows})
+        print_json({"folder": folder, "answer": (folder / _ANSWER).read_text().splitlines(), "tables": rows})
     context.exit(code)
 
 
@@ -320,20 +303,17 @@ def ensemble(
     folder = (to or members[0].root.parent / f"ensemble_{method}_{digest[:8]}").expanduser().absolute()
     if any((parent / "run.json").is_file() for parent in (folder, *folder.parents)):
         raise UsageError(f"--to {str(folder)!r}: is inside of a run. Name another folder.")
-    answer = folder / "answer.txt"
-    prepare_folder(folder, ENSEMBLE, [ENSEMBLE_RECORD, answer.name])
     click.echo(f"{method} of {len(members)} runs, {len(found.names)} detectors: {' + '.join(found.names)}")
     first = found.runs[0].config
     parameters: dict[str, Any] = {
         "member_runs": [str(run.root) for run in members],
         "method": method,
-        "output_folder": str(folder),
         "bootstrap_replicates": first.bootstrap_replicates,
         "confidence": first.confidence,
     }
     code = execute_record(
-        ENSEMBLE, folder, parameters, title=f"FVC {folder.name}", runs_dir=str(runs_dir), product="ensemble",
-        answer=answer,
+        ENSEMBLE, folder, parameters, title=f"FVC {folder.name}", runs_dir=runs_dir, product="ensemble",
+        files=[ENSEMBLE_RECORD, _ANSWER],
     )  # fmt: skip
     if runs_dir in folder.parents:
         write_runs_index(runs_dir)
@@ -391,13 +371,13 @@ def robustness(context: click.Context, run: str, levels: tuple[str, ...], jobs: 
         "bootstrap_replicates": config.bootstrap_replicates,
         "confidence": config.confidence,
     }
-    with run_lock(found.root):
-        code = execute_record(
-            ROBUSTNESS, found.logs, parameters, runs_dir=config.runs_dir, product="table of levels",
-            progress=progress_path(found, ROBUSTNESS, None), record=found.partial_notebook(ROBUSTNESS),
-        )  # fmt: skip
+    partial, log = found.partial_notebook(ROBUSTNESS), found.logs / f"{ROBUSTNESS}.log"
+    with run_lock(found.root), stop_on_signals(), _shown(progress_path(found, ROBUSTNESS, None)):
+        code = execute_notebook(
+            partial, parameters, ROBUSTNESS, log=log, runs_dir=config.runs_dir, product="table of levels"
+        )
         if not code:
-            record = found.partial_notebook(ROBUSTNESS).replace(found.executed_notebook(ROBUSTNESS))
+            record = partial.replace(found.executed_notebook(ROBUSTNESS))
             files = listed([found.robustness, found.robustness_results, record], found.root)
             write_document(found.stage_checkpoint(ROBUSTNESS), {"files": files})
     reported = commands.report_run(found)

@@ -1,9 +1,8 @@
 """``fvc shard``: process one shard (share of the files) of a stage before the stage's notebook runs."""
 
-import os
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -78,30 +77,20 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path) -> None:
 
 
 @contextmanager
-def stop_on_signals(kernels: Sequence[int] = ()) -> Iterator[list[signal.Signals]]:
-    """Stop the block when SIGTERM or SIGUSR1 comes: interrupt the running kernel, or raise an error if none runs.
-
-    Args:
-        kernels: process ids of the kernels that the block starts, the running one last.
-
-    Yields:
-        A list, to which every such signal is appended.
+def stop_on_signals() -> Iterator[None]:
+    """Stop the block when SIGTERM or SIGUSR1 comes.
 
     Raises:
-        StoppedError: no kernel runs. The error's exit code makes a job of SLURM requeue itself.
+        StoppedError: a signal came. The error's exit code makes a job of SLURM requeue itself.
     """
-    came: list[signal.Signals] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        came.append(signal.Signals(number))
-        if not kernels:
-            raise StoppedError(f"{came[0].name}: stopped; results are stored, and the same command goes on")
-        with suppress(ProcessLookupError):
-            os.kill(kernels[-1], signal.SIGINT)
+        name = signal.Signals(number).name
+        raise StoppedError(f"{name}: stopped; results are stored, and the same command goes on")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
-        yield came
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -5,26 +5,24 @@ A run is recognised by the hash of its configuration. So a command that is repea
 
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
 from fvc_lib.command_line.options import PARAMS_FILES, PARAMS_TEXTS, PARAMS_VALUES, QUIET, Jobs, ParametersCommand
-from fvc_lib.command_line.records import execute_record, prepare_folder
+from fvc_lib.command_line.records import execute_record
 from fvc_lib.command_line.run_command import Executor, RunCommand, RunOptions
 from fvc_lib.execution.plan import corpus_record
 from fvc_lib.execution.run.record import run_hash
-from fvc_lib.execution.run.status import status_now
+from fvc_lib.execution.run.status import is_worked_on
 from fvc_lib.execution.run.which_run import GivenValues, given_values
 from fvc_lib.execution.slurm import job_states
 from fvc_lib.services.atomic_files import read_json_object, sha256_of_json
 from fvc_lib.services.config import DECLARED, NOT_HASHED
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text
 from fvc_lib.services.home import NOTEBOOKS
-from fvc_lib.services.parameters import parse_text_value
 from fvc_lib.services.run_paths import list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, DETECTOR_COMPARISON
 
@@ -49,21 +47,22 @@ class Combination:
 
         Returns:
             ``new`` (no run), ``finished``, ``at work`` (also while jobs wait in a queue) or ``unfinished``.
+
+        Raises:
+            DataError: a record of the run is damaged.
+            SlurmError: the run has jobs, and SLURM does not say whether they have ended.
         """
-        runs = list_runs(self.given.config.runs_dir, self.given.config.experiment)
-        own = [run for run in runs if read_json_object(run.run_json).get("config_hash") == self.run_hash]
-        self.folder = own[-1].root if own else None
-        if not own:
+        for run in list_runs(self.given.config.runs_dir, self.given.config.experiment):
+            if read_json_object(run.run_json).get("config_hash") == self.run_hash:
+                self.folder = run.root
+        if self.folder is None:
             return "new"
-        try:
-            status = status_now(own[-1])
-            is_waiting = status.shared and any(not job.ended for job in job_states(own[-1].root, must_answer=True))
-        except FvcError:  # a silent queue may hold jobs; the command that resumes the run names a damaged record
+        if is_worked_on(self.folder):
             return "at work"
-        if is_waiting or status.state == "running":
-            return "at work"
-        is_done = status.state == "done" and not any(planned.run for planned in self.command(None, "local").plan())
-        return "finished" if is_done else "unfinished"
+        if not any(planned.run for planned in self.command(None, "local").plan()):
+            return "finished"
+        has_jobs = any(not job.ended for job in job_states(self.folder, must_answer=True))
+        return "at work" if has_jobs else "unfinished"
 
     def command(self, jobs: int | None, executor: Executor) -> RunCommand:
         """Return the command that begins the run of this combination, or resumes it if ``folder`` is set.
@@ -76,33 +75,6 @@ class Combination:
         return RunCommand(NOTEBOOKS, RunOptions(resume=resume, jobs=jobs, executor=executor), self.given)
 
 
-def values_to_sweep(over: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return ``{parameter: values as texts}`` for the pairs of --over.
-
-    Args:
-        over: pairs of a parameter's name and a text. If a name occurs once, its text holds values between commas. If a
-            name occurs several times, each text is one value.
-
-    Raises:
-        UsageError: a name or value is unknown, or compared runs may not differ in the parameter.
-    """
-    given: dict[str, list[str]] = {}
-    for name, text in over:
-        given.setdefault(name, []).append(text)
-    values = {}
-    for name, texts in given.items():
-        parts = [part.strip() for part in texts[0].split(",")] if len(texts) == 1 else texts
-        values[name] = list(dict.fromkeys(parts))
-        for text in parts:
-            parse_text_value(name, text)
-        if name in _DECIDE_THE_FOLDS or name in NOT_HASHED:
-            raise UsageError(
-                f"--over {name}: it changes the videos, the folds or no number, so runs that differ in it cannot be "
-                f"compared. Give one value: -p {name} VALUE."
-            )
-    return values
-
-
 def combinations(
     over: Sequence[tuple[str, str]],
     params_files: Sequence[Path] = (),
@@ -113,35 +85,47 @@ def combinations(
 ) -> list[Combination]:
     """Return every combination of the values in ``over``, without making a run.
 
-    The values of the last parameter vary fastest. Combinations that give the same configuration count once.
+    The values of the last parameter vary fastest. Combinations that give the same configuration count once. All runs
+    have the folds of the first seed.
 
     Args:
-        over: pairs of --over, as in ``values_to_sweep``.
+        over: pairs of a parameter's name and a text. If a name occurs once, its text holds values between commas. If a
+            name occurs several times, each text is one value.
         params_files: YAML files of parameters that all runs share.
         yaml_texts: parameters that all runs share, as YAML texts.
         values: parameters that all runs share, as pairs of a name and a text.
         experiment: the folder of the runs, under the runs folder.
 
     Raises:
-        UsageError: a name or value is unknown or not allowed, or there is only one combination.
+        UsageError: a name or value is unknown, compared runs may not differ in a parameter, or there is only one
+            combination.
     """
-    swept = values_to_sweep(over)
-    base = given_values(params_files, yaml_texts, values, {"experiment": experiment}).config
-    if base.task != DEFAULT_TASK:
-        raise UsageError(f"sweep compares detectors of videos (task {DEFAULT_TASK}), and the task is {base.task}.")
-    first_seed = int(swept["seed"][0]) if "seed" in swept else base.seed
-    seed_of_folds = first_seed if base.folds_seed is None else base.folds_seed
-    corpus = corpus_record(base)
+    swept: dict[str, list[str]] = {}
+    for name, text in over:
+        swept.setdefault(name, []).append(text)
+        if name in _DECIDE_THE_FOLDS or name in NOT_HASHED:
+            raise UsageError(
+                f"--over {name}: it changes the videos, the folds or no number, so runs that differ in it cannot be "
+                f"compared. Give one value: -p {name} VALUE."
+            )
+    listed = [texts if len(texts) > 1 else texts[0].split(",") for texts in swept.values()]
+
+    def given(chosen: Iterable[tuple[str, str]], **folds_seed: int) -> GivenValues:
+        return given_values(params_files, yaml_texts, [*values, *chosen], {"experiment": experiment, **folds_seed})
+
     members: dict[str, Combination] = {}
-    for texts in itertools.product(*swept.values()):
-        chosen = dict(zip(swept, texts, strict=True))
-        shared: dict[str, Any] = {"experiment": experiment}
-        if int(chosen.get("seed", base.seed)) != seed_of_folds:
-            shared["folds_seed"] = seed_of_folds
-        given = given_values(params_files, yaml_texts, [*values, *chosen.items()], shared)
-        name = ", ".join(f"{field} {text}" for field, text in chosen.items())
-        digest = run_hash(given.config, corpus)
-        members.setdefault(digest, Combination(name, given, digest))
+    for texts in itertools.product(*listed):
+        chosen = [(name, text.strip()) for name, text in zip(swept, texts, strict=True)]
+        found = given(chosen)
+        if not members:
+            first, corpus = found.config, corpus_record(found.config)
+            seed_of_folds = first.seed if first.folds_seed is None else first.folds_seed
+        if found.config.seed != seed_of_folds:
+            found = given(chosen, folds_seed=seed_of_folds)
+        digest = run_hash(found.config, corpus)
+        members.setdefault(digest, Combination(", ".join(map(" ".join, chosen)), found, digest))
+    if first.task != DEFAULT_TASK:
+        raise UsageError(f"sweep compares detectors of videos (task {DEFAULT_TASK}), and the task is {first.task}.")
     if len(members) < 2:
         raise UsageError("--over: this is one run, and a comparison needs two. Give more values.")
     return list(members.values())
@@ -156,22 +140,20 @@ def compare(members: Sequence[Combination]) -> int:
         The exit code: 1 if the notebook fails, else 0.
     """
     from fvc_lib.analysis.pages.report import write_runs_index  # plotly takes a second to load
-    from fvc_lib.analysis.read.detector_comparison import ANSWER, TABLE_FILES
+    from fvc_lib.analysis.read.detector_comparison import TABLE_FILES
 
     config = members[0].given.config
     digest = sha256_of_json(sorted(member.run_hash for member in members))[:8]
     folder = Path(config.runs_dir) / config.experiment / f"comparison_{digest}"
-    prepare_folder(folder, DETECTOR_COMPARISON, TABLE_FILES)
     parameters = {
         "compared_runs": [str(member.folder) for member in members if member.folder],
         "without_run": [[m.name, f"{m.name}: no run; exit code {m.exit_code}"] for m in members if not m.folder],
-        "output_folder": str(folder),
         "bootstrap_replicates": config.bootstrap_replicates,
         "confidence": config.confidence,
     }
     code = execute_record(
         DETECTOR_COMPARISON, folder, parameters, title=f"FVC comparison {config.experiment}",
-        runs_dir=config.runs_dir, product="comparison", answer=folder / ANSWER,
+        runs_dir=config.runs_dir, product="comparison", files=TABLE_FILES,
     )  # fmt: skip
     write_runs_index(Path(config.runs_dir))
     return 1 if code else 0
