@@ -28,7 +28,6 @@ __all__ = [
     "DataError", "Detector", "FvcError", "LeakageError", "Run", "UsageError", "decode_clip", "evaluate", "index",
     "list_runs", "load_detector", "make_folds", "open_run", "train",
 ]  # fmt: skip
-_OF_FOLDS = ("video_id", "group_id", "label")
 
 
 def decode_clip(path: AnyPath, num_frames: int = 8, size: int | None = None) -> "Clip":
@@ -114,21 +113,17 @@ def make_folds(index: pl.DataFrame, num_folds: int = 5, seed: int = 0) -> pl.Dat
     """
     from fvc_lib.corpus import folds
 
-    given: object = index  # may be anything where nobody checks types
-    if not isinstance(given, pl.DataFrame):
-        made = "polars.from_pandas(TABLE) makes one of pandas' tables"
-        raise UsageError(f"make_folds: index: got {type(given).__name__}, wanted a polars DataFrame; {made}.")
-    missing = [name for name in _OF_FOLDS if name not in index.columns]
-    if missing:
-        raise UsageError(f"make_folds: the table has no column {', '.join(missing)}. It needs {', '.join(_OF_FOLDS)}.")
+    text, label = pl.col("video_id", "group_id").cast(pl.String), pl.col("label").cast(pl.Enum(["real", "fake"]))
+    try:
+        videos = index.select(text, label.cast(pl.String))
+    except (AttributeError, pl.exceptions.PolarsError) as error:
+        wanted = "a polars DataFrame (polars.from_pandas makes one) with video_id, group_id and label (real or fake)"
+        raise UsageError(f"make_folds: wanted {wanted}; got {type(index).__name__}: {error}") from error
     if num_folds < 2:
         raise UsageError(f"make_folds: got num_folds {num_folds}, wanted 2 or more.")
-    labels = set(index["label"].unique().to_list())
-    if labels - {"real", "fake"}:
-        raise UsageError(f"make_folds: column label: got {sorted(map(str, labels))[:5]}, wanted real and fake.")
-    if index.is_empty() or index["video_id"].is_duplicated().any():
-        raise UsageError("make_folds: column video_id: wanted at least one video, and each in one row.")
-    return folds.make_folds(index.with_columns(pl.col("video_id", "group_id").cast(pl.String)), num_folds, seed)
+    if not 0 < videos.drop_nulls().unique("video_id").height == videos.height:
+        raise UsageError("make_folds: column video_id: wanted at least one video, and each in one row without nulls.")
+    return folds.make_folds(videos, num_folds, seed)
 
 
 def evaluate(
@@ -167,14 +162,10 @@ def evaluate(
     from fvc_lib.metrics.cross_validation import METRICS, PROBABILITY_METRICS, measure_over_folds
     from fvc_lib.metrics.intervals import group_intervals
 
-    given = np.asarray(labels)
-    if given.dtype.kind in "UO":
-        numbers = [{"real": 0, "fake": 1}.get(str(label).lower(), label) for label in given.ravel().tolist()]
-        if wrong := [label for label in numbers if label not in (0, 1)]:
-            raise UsageError(f"labels: got {wrong[0]!r}, wanted 0 or 'real', and 1 or 'fake'.")
-        given = np.array(numbers)
+    words = {"real": 0, "fake": 1}
+    numbers = [words.get(str(label).lower(), label) for label in np.asarray(labels).tolist()]
     try:
-        checked = check_labels(given if given.dtype.kind in "biuf" else given.astype(np.float64))
+        checked = check_labels(np.asarray(numbers, np.float64))
         values = check_scores(scores, len(checked))
         named = np.arange(len(checked)) if groups is None else np.asarray(groups)
         is_probability = bool(values.min() >= 0 and values.max() <= 1)
@@ -199,7 +190,7 @@ class Detector:
     """
 
     def __init__(self, predictor: "Predictor") -> None:
-        self._predictor = predictor
+        self._model = predictor
         self.name, self.task = predictor.name, predictor.config.task
         self.worth = tuple(predictor.standing.sentences)
 
@@ -226,35 +217,29 @@ class Detector:
             >>> fvc.load_detector("latest").predict(["a.mp4", "b.mp4"])["path"].to_list()
             ['a.mp4', 'b.mp4']
         """
-        paths = [Path(file) for file in ([files] if isinstance(files, str | PathLike) else files)]
-        if not paths:
-            raise UsageError("predict: no file is given.")
-        if self.task != "video":
-            found = self._predictor.predict([str(path) for path in paths])
-            rows = [{"path": str(row.path), **row.values, "failure": row.failure or None} for row in found]
-            return pl.DataFrame(rows, infer_schema_length=None)
-        answers = self._verdicts(paths, error_rate)
-        columns = ("score", "score_low", "score_high", "verdict", "reasons", "failure")
-        rows = [{"path": str(path)} | {name: answers[path.absolute()][name] for name in columns} for path in paths]
-        types: dict[str, Any] = {"path": pl.String, **dict.fromkeys(columns[:3], pl.Float64)}
-        types |= {"verdict": pl.String, "reasons": pl.List(pl.String), "failure": pl.String}
-        return pl.DataFrame(rows, types)
-
-    def _verdicts(self, paths: Sequence[Path], error_rate: float) -> dict[Path, dict[str, Any]]:
-        """Return the row of VERDICTS by absolute path; ``reasons`` is a list."""
-        from fvc_lib.tasks.predicting import Predictor
         from fvc_lib.tasks.video.predicting import VideoDetector
         from fvc_lib.tasks.video.verdicts.judging import judge_files
         from fvc_lib.tasks.video.verdicts.rule import rule_of
 
-        detector: Predictor = self._predictor
-        assert isinstance(detector, VideoDetector)
+        paths, detector = (
+            [Path(file) for file in ([files] if isinstance(files, str | PathLike) else files)],
+            self._model,
+        )
+        if not paths:
+            raise UsageError("predict: no file is given.")
+        if not isinstance(detector, VideoDetector):
+            found = detector.predict([str(path) for path in paths])
+            rows = [{"path": str(row.path), **row.values, "failure": row.failure or None} for row in found]
+            return pl.DataFrame(rows, infer_schema_length=None)
         rule = rule_of(error_rate, withheld=not detector.is_above_control)
         absolute = list(dict.fromkeys(path.absolute() for path in paths))
         with tempfile.TemporaryDirectory() as folder:
-            rows = list(judge_files(detector, absolute, rule, Path(folder)).rows())
+            answers = dict(zip(absolute, judge_files(detector, absolute, rule, Path(folder)).rows(), strict=True))
+        rows = [answers[path.absolute()] | {"path": str(path)} for path in paths]
         split = [row | {"reasons": row["reasons"].splitlines()} for row in rows]
-        return dict(zip(absolute, split, strict=True))
+        types: dict[str, Any] = {"path": pl.String, **dict.fromkeys(("score", "score_low", "score_high"), pl.Float64)}
+        types |= {"verdict": pl.String, "reasons": pl.List(pl.String), "failure": pl.String}
+        return pl.DataFrame(split, types)
 
 
 def load_detector(path: AnyPath, *, allow_code: bool = False) -> Detector:

@@ -1,20 +1,18 @@
 """Commands that show runs, corpora or this machine, export runs, and make room on the disk."""
 
-import re
 import select
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from fvc_lib.analysis.wording import count_text
 from fvc_lib.command_line.models import write_run_bundle
 from fvc_lib.command_line.options import (
     AS_JSON,
@@ -23,14 +21,13 @@ from fvc_lib.command_line.options import (
     RUNS_DIR,
     ParametersCommand,
     print_answer,
-    print_json,
 )
 from fvc_lib.execution.run.session import read_progress
 from fvc_lib.execution.run.shards import shards_line
 from fvc_lib.execution.run.status import is_worked_on, run_lock, status_now
 from fvc_lib.execution.run.task import what_happened, what_next
 from fvc_lib.execution.run.which_run import given_values
-from fvc_lib.execution.slurm import JobState, job_states, submitted_jobs
+from fvc_lib.execution.slurm import job_states, submitted_jobs
 from fvc_lib.execution.stages import STAGE_PARAMETERS, Notebook
 from fvc_lib.services.atomic_files import read_json_object, size_of
 from fvc_lib.services.config import DEFAULTS, RunConfig, meaning
@@ -42,7 +39,7 @@ from fvc_lib.services.run_paths import RunPaths, find_run, find_run_or_ensemble,
 from fvc_lib.services.tasks import DEFAULT_TASK, STAGES
 
 if TYPE_CHECKING:
-    from fvc_lib.analysis.mlflow import RunContent
+    from fvc_lib.analysis.mlflow import RunContent, RunExport
 
 
 @click.command()
@@ -64,52 +61,48 @@ def status(run: str, as_json: bool, runs_dir: Path) -> None:
     folder = Path(run).expanduser().absolute()
     if not (folder / "run.json").is_file() and submitted_jobs(folder):
         is_done = any((folder / last).is_file() for last in ("answer.txt", "predictions.html"))
-        if as_json:
-            print_json({"folder": folder, "state": "done" if is_done else "waiting", "jobs": job_states(folder)})
-            return
-        click.echo(f"{folder}: {'done' if is_done else 'not done; the same predict command goes on with it'}")
-        _show_jobs(folder)
+        record: dict[str, Any] = {
+            "folder": folder,
+            "state": "done" if is_done else "waiting",
+            "jobs": job_states(folder),
+        }
+        line = f"{folder}: {'done' if is_done else 'not done; the same predict command goes on with it'}"
+        print_answer(record, [line, *_job_lines(folder)], as_json=as_json)
         return
     paths = find_run(runs_dir, run)
-    state = status_now(paths)
-    if as_json:
-        doing = {key: read_progress(paths.logs / f"{key}.progress.json") for key in state.stages}
-        record = {"run": paths.run_id, "folder": paths.root, **state.model_dump(mode="json")}
-        print_json({**record, "progress": doing, "jobs": job_states(paths.root)})
-        return
+    state, jobs = status_now(paths), job_states(paths.root)
+    doing = {key: read_progress(paths.logs / f"{key}.progress.json") for key in state.stages}
+    record = {
+        "run": paths.run_id,
+        "folder": paths.root,
+        **state.model_dump(mode="json"),
+        "progress": doing,
+        "jobs": jobs,
+    }
     is_stopped = state.state in {"interrupted", "requeue", "failed"}
     go_on = f"; to go on: {command_text('--resume', paths.root)}" if is_stopped else ""
     word = "stopped" if state.state == "requeue" else state.state
-    click.echo(f"{paths.root}: {word}, {size_of(paths.root) / 1e6:,.1f} MB{go_on}\n  {run_labels([paths])[0]}")
+    lines = [f"{paths.root}: {word}, {size_of(paths.root) / 1e6:,.1f} MB{go_on}", f"  {run_labels([paths])[0]}"]
     for key, stage in state.stages.items():
-        details = stage.reason or ""
+        details, progress = stage.reason or "", doing[key]
         if stage.state == "running":
-            progress = read_progress(paths.logs / f"{key}.progress.json")
-            details = "" if progress is None else f"{progress.what} {progress.done}/{progress.total}"
+            details = f"{progress.what} {progress.done}/{progress.total}" if progress else ""
         elif stage.state == "failed":
             details = f"{what_happened(stage)[:300]}\n    {what_next(paths, stage)}"
-        click.echo(f"  {key:<28} {stage.state:<12} {stage.duration_seconds or 0:8.1f} s  {details}".rstrip())
-    jobs = _show_jobs(paths.root)
+        lines.append(f"  {key:<28} {stage.state:<12} {stage.duration_seconds or 0:8.1f} s  {details}".rstrip())
     if state.state == "waiting" and all(job.ended for job in jobs):
-        click.echo("  no job of it is in the queue here; submit the rest: --resume RUN --executor slurm")
+        lines.append("  no job of it is in the queue here; submit the rest: --resume RUN --executor slurm")
+    print_answer(record, [*lines, *_job_lines(paths.root)], as_json=as_json)
 
 
-def _show_jobs(folder: Path) -> list[JobState]:
-    """Print the progress of submitted shards (shares of a stage's files), and the state of the jobs in SLURM's queue.
+def _job_lines(folder: Path) -> list[str]:
+    """Return lines on submitted shards (shares of a stage's files) and on the states of jobs in SLURM's queue.
 
-    Args:
-        folder: the run folder, or the output folder of ``predict``.
-
-    Returns:
-        The states of the jobs that were submitted for ``folder`` and that the queue still lists.
+    ``folder`` is the run folder, or the output folder of ``predict``.
     """
     shards = {job.stages[0]: job.shards for job in submitted_jobs(folder) if job.shards}
-    for name, number in shards.items():
-        click.echo(f"  {shards_line(folder, name, number)}")
-    jobs = job_states(folder)
-    for state in jobs:
-        click.echo(f"  {state}")
-    return jobs
+    texts = [*(shards_line(folder, name, number) for name, number in shards.items()), *job_states(folder)]
+    return [f"  {text}" for text in texts]
 
 
 @click.command()
@@ -247,6 +240,7 @@ def features(family: str | None) -> None:
 _MEASURED_ON = {"tiles": "tiles of single frames", "pairs": "neighbouring frames", "stream": "packets and decoder"}
 
 
+_CORPUS = "{name:<16} {title}\n    layout: {accepted}\n    paper: {paper}\n    terms: {licence}\n    from: {fetch}"
 _COUNTED = ("corpus", "label", "generator", "manipulation", "real_source", "official_split")
 
 
@@ -277,14 +271,9 @@ def corpora(
     from fvc_lib.corpus.protocols import refuse_untrainable
 
     if path is None:
-        loaders = listing.by_rank(CORPORA)
         names = ("name", "title", "accepted", "paper", "licence", "fetch")
-        records = [{name: getattr(loader, name) for name in names} for loader in loaders]
-        row, details = (
-            "{name:<16} {title}",
-            "\n    layout: {accepted}\n    paper: {paper}\n    terms: {licence}\n    from: {fetch}",
-        )
-        lines = [(row + details if of["title"] else row.replace("title", "accepted")).format(**of) for of in records]
+        records = [{name: getattr(loader, name) for name in names} for loader in listing.by_rank(CORPORA)]
+        lines = [(_CORPUS if of["title"] else "{name:<16} {accepted}").format(**of) for of in records]
         last = f"What a folder of yours is: {command_text('corpora', 'PATH')}"
         print_answer(records, [*lines, last], as_json=as_json)
         return
@@ -373,91 +362,89 @@ def export(
 
     MLflow needs: make setup-mlflow. A run, finished or not, becomes one MLflow run with the parameters, the metrics by
     step, the report with its figures, and the results with intervals. Next to the results are the controls, and whether
-    the run is above them. The run folder is only read. A second export of a run replaces the first. --register makes a
-    bundle of one finished run and registers it as a new version of the model NAME (a pyfunc model). ALIAS then points
-    at this version. Set user and password of a server in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. Do not
-    put them into --tracking-uri: other users of this machine could read them in the list of processes. With
+    the run is above them. A finished run has its model, too (pyfunc). The run folder is only read. A second export of a
+    run replaces the first. --register makes the bundle of one finished run a new version of the model NAME. ALIAS then
+    points at this version. Set user and password of a server in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
+    Do not put them into --tracking-uri: other users of this machine could read them in the list of processes. With
     FVC_TRACKER=mlflow every run is logged while it works, and its model when it is done.
 
     Exit codes: 0 ok, 1 a file is damaged or MLflow refused, 2 usage, 3 the results are missing or damaged.
     """
-    names = runs or ("latest",)
-    if kind == "mlflow":
-        if to is not None or final:
-            raise UsageError("--to and --final: are for --format bundle.")
-        _to_mlflow([find_run(runs_dir, name) for name in names], tracking_uri, register)
-        return
-    if tracking_uri is not None or register is not None:
+    from fvc_lib.analysis.mlflow import RunExport, default_tracking_uri, model_and_alias
+
+    of_mlflow, names = kind == "mlflow", runs or ("latest",)
+    if of_mlflow and (to is not None or final):
+        raise UsageError("--to and --final: are for --format bundle.")
+    if not of_mlflow and (tracking_uri is not None or register is not None):
         raise UsageError("--tracking-uri and --register: are for --format mlflow.")
-    if len(names) != 1:
-        raise UsageError(f"--format bundle: is for one run, got {len(names)}.")
+    if len(names) > 1 and (not of_mlflow or register is not None):
+        raise UsageError(f"{'--register' if of_mlflow else '--format bundle'}: is for one run, got {len(names)}.")
+    if of_mlflow:
+        named = model_and_alias(register) if register is not None else None
+        for run in [find_run(runs_dir, name) for name in names]:
+            _export(run, RunExport(tracking_uri or default_tracking_uri(run.root.parent.parent)), named)
+        return
     found = find_run_or_ensemble(runs_dir, names[0])
     target = (to or Path(f"bundle_{found.run_id}")).expanduser().absolute()
     num_networks, sentence = write_run_bundle(found, target, final=final)
-    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    click.echo(f"bundle {target}: {num_networks} network{'s' * (num_networks != 1)}, {size / 1e6:.1f} MB")
-    click.echo(f"  {sentence}")
+    click.echo(f"bundle {target}: {count_text(num_networks, 'network')}, {size_of(target) / 1e6:.1f} MB\n  {sentence}")
 
 
-def _to_mlflow(runs: Sequence[RunPaths], tracking_uri: str | None, register: str | None) -> None:
-    """Export runs to MLflow. If ``register`` (NAME[@ALIAS]) is given, also register the bundle of the only run.
+def _export(run: RunPaths, export: "RunExport", named: tuple[str, str] | None = None) -> None:
+    """Finish the export of a run to MLflow, with its model if it is done, and print what was exported.
+
+    Args:
+        run: the run.
+        export: the export, which may have logged the run while it worked.
+        named: ``(model, alias)`` to register the run's bundle under; None: it is not registered.
 
     Raises:
-        UsageError: ``register`` is given for several runs, or is no name.
+        FvcError: a file of the run is damaged, MLflow refused, or the run has no model to register.
     """
-    from fvc_lib.analysis.mlflow import model_and_alias
+    from fvc_lib.analysis.mlflow import SCHEME, register_bundle
 
-    if register is not None and len(runs) != 1:
-        raise UsageError(f"--register: is for one run, got {len(runs)}.")
-    named = model_and_alias(register) if register is not None else None
-    for run in runs:
-        _export(run, tracking_uri)
+    refuse_damaged(run.root)
+    with tempfile.TemporaryDirectory(prefix="fvc_bundle_") as folder:
+        bundle, sentence = Path(folder) / "bundle", ""
+        try:
+            _, sentence = write_run_bundle(run, bundle)
+        except FvcError:  # the run is not finished, so it has no model
+            if named is not None:
+                raise
+        click.echo("\n".join(export.finish(run_content(run), bundle if sentence else None)))
         if named is not None:
-            _register(run, *named, tracking_uri)
+            experiment, store, (model, alias) = run.root.parent.name, export.tracking_uri, named
+            version = register_bundle(
+                bundle, model, alias, experiment=experiment, run_id=run.run_id, tracking_uri=store
+            )
+            uri = f"{SCHEME}{model}@{alias}" if alias else f"{SCHEME}{model}/{version}"
+            ask = command_text("predict", uri, "FILE")
+            click.echo(f"model {model}, version {version}\n  {sentence}\n  to ask it: {ask}")
 
 
 FOLLOW_SECONDS = 10.0  # between two looks at a run that is followed
 
 
-def _follow(run: RunPaths, tracking_uri: str | None, has_ended: Callable[[], bool]) -> None:
-    """Log a run to MLflow until it has ended, then its results and, if it is done, its model.
+def follow_until_closed(root: str) -> None:
+    """Log the run in the folder ``root`` to MLflow until standard input is closed, then its results and its model.
 
     A failure of MLflow while the run works is ignored, because the next update logs what is missing.
-
-    Args:
-        run: the run.
-        tracking_uri: address of MLflow; None: the default.
-        has_ended: waits for up to ``FOLLOW_SECONDS``, and returns whether the run has ended.
     """
     from fvc_lib.analysis.mlflow import RunExport, TrackingError, default_tracking_uri
 
-    export = RunExport(tracking_uri or default_tracking_uri(run.root.parent.parent))
-    while not has_ended():
+    run = RunPaths(Path(root))
+    export = RunExport(default_tracking_uri(run.root.parent.parent))
+    while not select.select([sys.stdin], [], [], FOLLOW_SECONDS)[0]:
         with suppress(TrackingError):
             export.update(run_content(run))
-    refuse_damaged(run.root)
-    with tempfile.TemporaryDirectory(prefix="fvc_bundle_") as folder:
-        bundle: Path | None = Path(folder) / "bundle"
-        try:
-            write_run_bundle(run, Path(folder) / "bundle")
-        except FvcError:  # the run failed, so it has no model
-            bundle = None
-        for line in export.finish(run_content(run), bundle):
-            click.echo(line)
+    try:
+        _export(run, export)
+    except Exception as error:  # noqa: BLE001 - the process that waits for this one shows why
+        sys.exit(str(error))
 
 
-def follow_until_closed(root: str) -> None:
-    """Log the run in the folder ``root`` to MLflow until standard input is closed; called by ``followed``."""
-    _follow(RunPaths(Path(root)), None, lambda: bool(select.select([sys.stdin], [], [], FOLLOW_SECONDS)[0]))
-
-
-def followed(run: RunPaths, config: RunConfig) -> "subprocess.Popen[str] | None":
-    """If the parameter ``tracker`` is ``mlflow``, start a process that logs ``run`` while it works, and return it.
-
-    Return None for another value.
-    """
-    if config.tracker != "mlflow":
-        return None
+def follower_of(run: RunPaths) -> "subprocess.Popen[str]":
+    """Start a process that calls ``follow_until_closed`` for ``run``, and return it."""
     program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import follow_until_closed as f; f(sys.argv[1])"
     return subprocess.Popen(
         [sys.executable, "-c", program, str(run.root)],
@@ -473,21 +460,16 @@ def export_when_asked(run: RunPaths, config: RunConfig, follower: "subprocess.Po
     Args:
         run: the run, which has ended.
         config: the run's configuration.
-        follower: the process of ``followed``, if there is one. If it logged the run to its end, its output is printed,
-            and the run is not exported again.
+        follower: the process that has logged the run while it worked; None: a process is started.
     """
     if config.tracker != "mlflow":
         return
-    if follower is not None:
-        shown, _ = follower.communicate()
-        if follower.returncode == 0:
-            click.echo(shown.rstrip())
-            return
-    try:
-        _export(run, None)
-    except Exception as error:  # noqa: BLE001 - an error of MLflow must not change how the run ended
+    follower = follower or follower_of(run)
+    shown, _ = follower.communicate()  # closes its input
+    if follower.returncode:
         command = command_text("export", run.root, "--format", "mlflow")
-        click.echo(f"warning: not exported to MLflow: {error}\n  to repeat it: {command}", err=True)
+        shown = f"warning: not exported to MLflow: {shown.rstrip()}\n  to repeat it: {command}"
+    click.echo(shown.rstrip(), err=bool(follower.returncode))
 
 
 def run_content(run: RunPaths) -> "RunContent":
@@ -503,35 +485,9 @@ def run_content(run: RunPaths) -> "RunContent":
     return content_of(run_headline(run), record, run_status(run), tables, files)
 
 
-def _export(run: RunPaths, tracking_uri: str | None) -> None:
-    from fvc_lib.analysis.mlflow import RunExport, default_tracking_uri
-
-    refuse_damaged(run.root)
-    store = tracking_uri or default_tracking_uri(run.root.parent.parent)
-    for line in RunExport(store).finish(run_content(run)):
-        click.echo(line)
-
-
-def _register(run: RunPaths, model: str, alias: str, tracking_uri: str | None) -> None:
-    from fvc_lib.analysis.mlflow import SCHEME, default_tracking_uri, register_bundle
-
-    store = tracking_uri or default_tracking_uri(run.root.parent.parent)
-    with tempfile.TemporaryDirectory(prefix="fvc_bundle_") as folder:
-        _, sentence = write_run_bundle(run, bundle := Path(folder) / "bundle")
-        version = register_bundle(
-            bundle, model, alias, experiment=run.root.parent.name, run_id=run.run_id, tracking_uri=store
-        )
-    uri = f"{SCHEME}{model}@{alias}" if alias else f"{SCHEME}{model}/{version}"
-    click.echo(f"model {model}, version {version}\n  {sentence}\n  to ask it: {command_text('predict', uri, 'FILE')}")
-
-
-_FEATURES = re.compile(r"[0-9a-f]{32}(_[a-z0-9_]+)?")
 _WEIGHTS = (".safetensors", ".pt")
 # Ends of names of superseded files that stay. Records show which test folds were opened; training a model takes hours.
 _STAY_SUPERSEDED = ("best_model.safetensors", ".json")
-_Part = tuple[
-    Path, str, int, Callable[[], object]
-]  # folder, description, size in bytes, function that deletes the part
 
 
 @click.command()
@@ -558,25 +514,28 @@ def clean(yes: bool, days: float, models: bool, runs_dir: Path | None) -> None:
     config = resolve_config()
     if runs_dir is not None and not runs_dir.is_dir():  # else the cache would look as if no run used it
         raise UsageError(f"--runs-dir {str(runs_dir)!r}: no such folder.")
-    before, freed = time.time() - days * 86400, 0
+    before, sizes, parts = time.time() - days * 86400, list[int](), dict[Path, list[Path]]()
     found = list_runs(runs_dir or config.runs_dir)
-    runs = [run for run in found if not (run.root.is_symlink() or run.root.parent.is_symlink())]
-    states = [_state(run) for run in runs]
-    pairs = zip(runs, states, strict=True)
-    parts = [part for run, state in pairs if state == "done" for part in _parts_of_run(run, before, models=models)]
-    if "busy" not in states:  # a run at work needs the cache
-        parts += _parts_of_cache(Path(config.cache_dir), before)
-    if not parts:
+    runs = {run: _state(run) for run in found if not (run.root.is_symlink() or run.root.parent.is_symlink())}
+    for run, state in runs.items():
+        if state == "done" and run.status_json.stat().st_mtime <= before:
+            parts[run.root] = _files_of_run(run, models=models)
+    if "busy" not in runs.values():  # a run at work needs the cache
+        for folder in _folders_of_cache(Path(config.cache_dir)):
+            files = _files(folder)
+            parts[folder] = files if all(path.lstat().st_mtime <= before for path in files) else []
+    for root, files in parts.items():
+        if not files:
+            continue
+        sizes.append(sum(path.lstat().st_size for path in files))
+        click.echo(f"{sizes[-1] / 1e6:10,.1f} MB  {root}: {count_text(len(files), 'file')}")
+        if yes:
+            with run_lock(root) if RunPaths(root) in runs else nullcontext():
+                for path in files:
+                    path.unlink()
+    if not sizes:
         click.echo(f"Nothing was last used {days:g} days ago or earlier; --days states another age.")
-    for path, what, size, delete in parts:
-        click.echo(f"{size / 1e6:10,.1f} MB  {path}: {what}")
-        try:
-            if yes:
-                delete()
-            freed += size
-        except (FvcError, OSError) as error:
-            click.echo(f"left: {path}: {error}")
-    click.echo(f"{freed / 1e6:,.1f} MB {'freed' if yes else 'would be freed; repeat with --yes to do so'}")
+    click.echo(f"{sum(sizes) / 1e6:,.1f} MB {'freed' if yes else 'would be freed; repeat with --yes to do so'}")
 
 
 def _state(run: RunPaths) -> str:
@@ -591,50 +550,27 @@ def _state(run: RunPaths) -> str:
     return "busy"
 
 
-def _parts_of_run(run: RunPaths, before: float, *, models: bool) -> Iterator[_Part]:
-    """Yield the part of a finished run that can be deleted: files of superseded attempts, and perhaps weights.
-
-    Nothing is yielded if there are no such files, or if the run finished later than ``before``.
+def _files_of_run(run: RunPaths, *, models: bool) -> list[Path]:
+    """Return the files of a finished run that can be deleted: those of superseded attempts, and perhaps weights.
 
     Args:
         run: the run.
-        before: a time in seconds since 1970.
         models: whether all trained weights can be deleted, too.
     """
-    superseded = _files(run.superseded)
-    paths = {path for path in superseded if not path.name.endswith(_STAY_SUPERSEDED)}
-    if models:
-        paths |= {path for path in (*superseded, *_files(run.root / "checkpoints")) if path.suffix in _WEIGHTS}
-
-    def delete() -> None:
-        with run_lock(run.root):
-            for path in paths:
-                path.unlink(missing_ok=True)
-
-    if paths and run.status_json.stat().st_mtime <= before:
-        what = f"superseded attempts{' and trained weights' if models else ''}"
-        yield run.root, what, sum(path.lstat().st_size for path in paths), delete
+    superseded, trained = _files(run.superseded), _files(run.root / "checkpoints")
+    weights = [path for path in (*superseded, *trained) if models and path.suffix in _WEIGHTS]
+    return sorted({*weights, *(path for path in superseded if not path.name.endswith(_STAY_SUPERSEDED))})
 
 
-def _parts_of_cache(cache: Path, before: float) -> Iterator[_Part]:
-    """Yield the parts of the cache that can be deleted, because they were last used before a time.
-
-    They are sets of clips, features and re-encoded videos, and folders of forensic measurements.
-
-    Args:
-        cache: the cache's folder.
-        before: the time, in seconds since 1970.
-    """
-    from fvc_lib.video.clips.store import prune_set, stored_sets  # PyAV takes a moment to load
+def _folders_of_cache(cache: Path) -> list[Path]:
+    """Return the folders of the cache that can be deleted as a whole: clips, re-encoded videos, and measurements."""
+    from fvc_lib.video.clips.store import CLIPS_FOLDER  # PyAV takes a moment to load
     from fvc_lib.video.features.measuring import FEATURES_FOLDER
+    from fvc_lib.video.reencode import REENCODED_FOLDER
 
-    for clips in stored_sets(cache):
-        if clips.last_used <= before:
-            yield clips.folder, f"{clips.kind} {clips.settings}", clips.size_bytes, partial(prune_set, clips)
-    for folder in (cache / FEATURES_FOLDER).glob("*"):
-        used = max((path.lstat().st_mtime for path in _files(folder)), default=0.0)
-        if _FEATURES.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink() and used <= before:
-            yield folder, "forensic measurements", size_of(folder), partial(shutil.rmtree, folder)
+    patterns = (f"{CLIPS_FOLDER}/decode_*/*", f"{REENCODED_FOLDER}/*", f"{FEATURES_FOLDER}/*")
+    found = [folder for pattern in patterns for folder in sorted(cache.glob(pattern))]
+    return [folder for folder in found if folder.is_dir() and not (folder.is_symlink() or folder.parent.is_symlink())]
 
 
 def _files(folder: Path) -> list[Path]:

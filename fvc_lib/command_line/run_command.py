@@ -289,7 +289,8 @@ class RunCommand:
         click.echo(f"run {run.root}")
         terminal = Terminal(quiet=is_quiet())
         runner = Runner(run, self.config, self.notebooks, terminal, jobs=self.options.jobs, only_tasks=self._tasks)
-        follower = commands.followed(run, self.config) if self._tasks is None else None
+        is_followed = self.config.tracker == "mlflow" and self._tasks is None
+        follower = commands.follower_of(run) if is_followed else None
         exit_code = runner.execute(plan)
         # If several jobs share the run, only the last one writes the report. It also exports, as does one that failed.
         if exit_code or self._tasks is None or status_now(run).state not in {"waiting", "running"}:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,10 +92,12 @@ def test_where_the_store_is_and_that_no_password_is_shown(tmp_path):
     assert shown_uri("http://shorttoken@host") == "http://[secret]@host"
 
 
-def test_without_mlflow_a_runs_end_has_a_warning(run, monkeypatch, capsys):
+def test_without_mlflow_a_runs_end_has_a_warning(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     export_when_asked(run, RunConfig(tracker="none"))
     assert capsys.readouterr() == ("", "")
+    (tmp_path / "mlflow.py").write_text("raise ModuleNotFoundError(name='mlflow')")
+    monkeypatch.syspath_prepend(tmp_path)
     export_when_asked(run, RunConfig(tracker="mlflow"))
     shown = capsys.readouterr().err
     assert f"make -C {CHECKOUT} setup-mlflow" in shown
@@ -153,23 +156,23 @@ def test_a_run_is_logged_while_it_works_and_gets_its_model_at_the_end(scored, tm
     run = RunPaths(root)
     lines = (log := run.metrics(TRAINING, 0)).read_text().splitlines(keepends=True)
     log.write_text("".join(lines[: len(lines) // 2]))
-    monkeypatch.setattr(commands, "FOLLOW_SECONDS", 0.1)
     monkeypatch.setattr(commands, "refuse_damaged", lambda _: None)  # the log below is not the one of the run's record
     store = default_tracking_uri(tmp_path / "runs", {})
     looks = []
 
-    def has_ended() -> bool:
+    def look(*_: object) -> list[list[Any]]:
         if looks:  # the state after the first update
-            (half,) = stored(store)
-            assert half["status"] == "RUNNING"
-            looks.append(half["points"])
+            looks.extend(stored(store))
             log.write_text("".join(lines))
-        looks.append(0)
-        return len(looks) > 2
+        looks.append({})
+        return [looks[2:]]
 
-    commands._follow(run, store, has_ended)
+    monkeypatch.setattr(commands, "select", SimpleNamespace(select=look))
+    commands.follow_until_closed(str(run.root))
+    half = looks[1]
     (whole,) = stored(store)
-    assert 0 < looks[1] < whole["points"]
+    assert half["status"] == "RUNNING"
+    assert 0 < half["points"] < whole["points"]
     assert whole["points"] == len(run_content(run).points)
     assert {"model", "tables"} <= whole["artifacts"]
     assert "in place of" not in capsys.readouterr().out

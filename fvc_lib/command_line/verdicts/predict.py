@@ -414,27 +414,20 @@ def _predict_files(
     from fvc_lib.tasks.journal import Journal, found_in_blocks, take_in
     from fvc_lib.tasks.predicting import Finding
 
-    word = predictor.file_word
-    worth = predictor.standing.sentences
-    notes = (*predictor.cautions, *predictor.notes)
-    rows = list[dict[str, Any]]()
-    lines = list[str]()
-    cards = list[Card]()
-    num_resumed = 0
+    word, notes = predictor.file_word, (*predictor.standing.sentences, *predictor.cautions, *predictor.notes)
     take_in(folder, PREDICTIONS)
     with closing(Journal(folder, predictor.identity, Finding)) as journal, _progress(f"{word}s", len(files)) as report:
-        for findings, resumed in found_in_blocks(journal, files, find, report):
-            num_resumed += resumed
-            for finding in findings:
-                row = _row(finding, predictor)
-                rows.append(row)
-                if len(rows) <= _SHOWN:
-                    answer = "; ".join((finding.title, *finding.lines)) or "-"
-                    lines.append(f"{finding.path}: {answer} {row['remarks']}")
-                if not finding.failure and len(rows) <= MOST_CARDS:
-                    picture = base64.b64decode(finding.picture) if finding.picture else None
-                    below = (Path(finding.path).name, *finding.lines, row["remarks"])
-                    cards.append(Card(picture, f"{word} {finding.path}", finding.title, tuple(filter(None, below))))
+        found = [one for findings, _ in found_in_blocks(journal, files, find, report) for one in findings]
+    rows = [_row(finding, predictor) for finding in found]
+    pairs = list(zip(found, (row["remarks"] for row in rows), strict=True))
+    lines = [f"{one.path}: {'; '.join((one.title, *one.lines)) or '-'} {said}" for one, said in pairs[:_SHOWN]]
+
+    def card(finding: Finding, remarks: str) -> Card:
+        picture = base64.b64decode(finding.picture) if finding.picture else None
+        below = (Path(finding.path).name, *finding.lines, remarks)
+        return Card(picture, f"{word} {finding.path}", finding.title, tuple(filter(None, below)))
+
+    cards = [card(finding, remarks) for finding, remarks in pairs[:MOST_CARDS] if not finding.failure]
     texts = dict.fromkeys(("path", "sha256", "part"), pl.String())
     schema = texts | dict(predictor.columns) | dict.fromkeys(("remarks", "failure"), pl.String())
     table = pl.DataFrame(rows, schema=schema, orient="row")
@@ -445,16 +438,14 @@ def _predict_files(
     counts = f"{num_read:,} read, {len(failures):,} not; {num_known:,} of them are the run's"
     summary = f"{count_text(len(files), word)}: {counts}."
     write_predictions_page(
-        folder / PAGE, f"Predictions by {predictor.name}", summary, (*worth, *notes), cards, num_read, failures,
+        folder / PAGE, f"Predictions by {predictor.name}", summary, notes, cards, num_read, failures,
         is_shown=predictor.standing.standing == "above control",
     )  # fmt: skip
     if not num_read:
         return clean_text("{}: {}".format(*failures[0]))
     if len(files) > _SHOWN:
         lines.append(f"and {len(files) - _SHOWN:,} more")
-    if num_resumed:
-        lines.append(f"{count_text(num_resumed, word)} answered by an earlier call")
-    for line in (*lines, *worth, *notes):
+    for line in (*lines, *notes):
         click.echo(f"  {clean_text(line)}")
     click.echo(f"  page          {folder / PAGE}\n  tables        {folder}")
     return ""
