@@ -8,22 +8,20 @@ Micro-batches (parts of a batch that are in memory at once) run without synchron
 step, after the last micro-batch of every rank.
 """
 
-import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pydoc import locate
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.task import LossMean
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError
 
-BUCKET_BYTES = 25 << 20  # as in torch's DistributedDataParallel: large enough that latency does not matter
 # Time limit of an exchange. The death of a rank is noticed at once, because its connections close. The limit is for a
 # rank that hangs or has lost its machine. It is longer than a working rank ever waits for another one.
 PATIENCE_SECONDS = 600.0
@@ -74,23 +72,19 @@ class Ranks:
     def from_leader(self, place: str, make: Callable[[], T]) -> T:
         """Call ``make`` on rank 0 and return its result on every rank.
 
-        The result may consist of tensors, numbers, text, None, and lists and dicts of them. ``place`` is as in
-        ``meet``.
+        The result must be picklable, with tensors on the CPU. ``place`` is as in ``meet``.
         """
         return make()
 
     def everyone(self, place: str, value: T) -> list[T]:
         """Send ``value`` to all ranks, and return the values of all ranks, in the order of the ranks.
 
-        A value may consist of tensors, numbers, text, None, and lists and dicts of them. ``place`` is as in ``meet``.
-
-        Raises:
-            MemoryError: a rank had not enough memory to pack its value; raised on all ranks.
+        Values must be picklable, with tensors on the CPU. ``place`` is as in ``meet``.
         """
         return [value]
 
-    def add_up(self, place: str, tensor: Tensor) -> None:
-        """Replace ``tensor`` in place by its sum over the ranks, which is equal to the bit on all ranks.
+    def add_up(self, place: str, tensors: Sequence[Tensor]) -> None:
+        """Replace each of ``tensors`` in place by its sum over the ranks, which is equal to the bit on all ranks.
 
         Call ``meet`` directly before. ``place`` names the exchange in error messages.
         """
@@ -122,8 +116,8 @@ class GradientSum:
     """Sum the gradients of ``model`` over all ranks, in the precision of the parameters.
 
     Call ``complete`` after the backward passes, then ``agree``, then ``sum``. A missing gradient of this rank counts as
-    zeros. If no rank has a gradient for a parameter, the gradient stays None, as in a single process. Buffers of about
-    ``BUCKET_BYTES`` are allocated here, so that no exchange allocates. With a single rank nothing is done.
+    zeros. If no rank has a gradient for a parameter, the gradient stays None, as in a single process. The sums are made
+    in place, so no exchange allocates memory. With a single rank nothing is done.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
@@ -131,24 +125,6 @@ class GradientSum:
         self._parameters = [p for p in model.parameters() if p.requires_grad and ranks.size > 1]
         self._missing: list[int] = []  # indices of parameters without a gradient on this rank
         self._unreached: set[int] = set()  # indices of parameters without a gradient on any rank
-        groups: list[list[nn.Parameter]] = []
-        for parameter in self._parameters:
-            group, kind = groups[-1] if groups else [], (parameter.dtype, parameter.device)
-            num_bytes = sum(each.nbytes for each in group) + parameter.nbytes
-            if not group or kind != (group[0].dtype, group[0].device) or num_bytes > BUCKET_BYTES:
-                groups.append([])
-            groups[-1].append(parameter)
-        buffers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
-        # Parameters, the buffer of their gradients, and one view of the buffer per parameter.
-        self._buckets: list[tuple[list[nn.Parameter], Tensor, list[Tensor]]] = []
-        for group in sorted(groups, key=lambda group: -sum(each.numel() for each in group)):  # the largest first
-            sizes, kind = [each.numel() for each in group], (group[0].dtype, group[0].device)
-            buffer = buffers.setdefault(
-                kind, torch.empty(sum(sizes) * (kind not in buffers), dtype=kind[0], device=kind[1])
-            )
-            bucket = buffer[: sum(sizes)]
-            views = [part.view_as(each) for part, each in zip(torch.split(bucket, sizes), group, strict=True)]
-            self._buckets.append((group, bucket, views))
 
     def complete(self) -> None:
         """Set the missing gradients of this rank to zeros.
@@ -182,11 +158,8 @@ class GradientSum:
 
         It becomes None if no rank has a gradient for ``p``. Call ``complete`` and ``agree`` before.
         """
-        for parameters, bucket, views in self._buckets:
-            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]  # all have one
-            torch._foreach_copy_(views, gradients)
-            self._ranks.add_up("gradients", bucket)
-            torch._foreach_copy_(gradients, views)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]  # all have one
+        self._ranks.add_up("gradients", gradients)
         for number in self._unreached:
             self._parameters[number].grad = None
 
@@ -239,46 +212,29 @@ class ProcessRanks(Ranks):
         failures = [(rank, *failure) for rank, (_, _, failure) in enumerate(rows) if failure]
         if failures:
             self._over = True
-            rank, name, message = min(failures, key=lambda failure: failure[1] == StoppedError.__name__)
+            rank, name, message = min(failures, key=lambda failure: failure[1].endswith(StoppedError.__name__))
             raise error_named(name, f"rank {rank} of {self.size}: {message}")
         if any(row[0] != place for row in rows):
             raise RuntimeError(f"ranks met at different places, {[row[0] for row in rows]}.")
         return [values for _, values, _ in rows]
 
     def from_leader(self, place: str, make: Callable[[], T]) -> T:
-        """Return rank 0's result of ``make`` on every rank, as ``Ranks.from_leader`` describes.
-
-        The value is packed into bytes and broadcast.
-        """
-        value = make() if self.rank == 0 else None
-        blob = _packed(value)
-        size = self.meet(place, blob.numel())[0][0]
-        with self._committed(place):
-            if self.rank:
-                blob = torch.empty(size, dtype=torch.uint8)
-            dist.broadcast(blob, src=0)
-        return value if self.rank == 0 else _unpacked(blob)  # type: ignore[return-value]
+        """Return rank 0's result of ``make`` on every rank, as ``Ranks.from_leader`` describes."""
+        made = [make() if self.rank == 0 else None]
+        self.meet(place)
+        with _loss_noticed(place):
+            dist.broadcast_object_list(made, src=0, device=torch.device("cpu"))
+        return made[0]  # type: ignore[return-value]
 
     def everyone(self, place: str, value: T) -> list[T]:
-        """Return the values of all ranks, as ``Ranks.everyone`` describes.
+        """Return the values of all ranks, as ``Ranks.everyone`` describes."""
+        return [row[0] for row in self.meet(place, value)]
 
-        The values are packed into bytes and exchanged at a meeting.
-        """
-        blob = None
-        try:
-            blob = _packed(value)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        blobs = [row[0] for row in self.meet(place, blob)]
-        if any(packed is None for packed in blobs):
-            raise MemoryError(f"memory ended on another rank at {place!r}")
-        return [_unpacked(packed) for packed in blobs]
-
-    def add_up(self, place: str, tensor: Tensor) -> None:
-        """Replace ``tensor`` in place by its sum over the ranks, as ``Ranks.add_up`` describes."""
-        with self._committed(place):
-            dist.all_reduce(tensor)
+    def add_up(self, place: str, tensors: Sequence[Tensor]) -> None:
+        """Replace each of ``tensors`` in place by its sum over the ranks, as ``Ranks.add_up`` describes."""
+        with _loss_noticed(place):
+            for sum_of_one in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+                sum_of_one.wait()
 
     @contextmanager
     def sharing_errors(self) -> Iterator[None]:
@@ -290,7 +246,7 @@ class ProcessRanks(Ranks):
             if not self._over and not isinstance(error, RankLostError):
                 self._over = True
                 with suppress(RankLostError):  # the others are gone as well
-                    self._exchange("failure", (), (type(error).__name__, str(error)))
+                    self._exchange("failure", (), described(error))
             raise
 
     def close(self) -> None:
@@ -303,27 +259,12 @@ class ProcessRanks(Ranks):
             dist.all_gather_object(rows, (place, values, failure))
         return rows
 
-    @contextmanager
-    def _committed(self, place: str) -> Iterator[None]:
-        """Return a context for an exchange that cannot be broken off; after a failure in it, no meeting is possible.
-
-        If this rank fails in the exchange, the other ranks still wait for it there, so it cannot send its error to
-        them. They notice the failure only when the process of this rank ends. ``place`` names the exchange in error
-        messages.
-        """
-        over, self._over = self._over, True
-        with _loss_noticed(place):
-            yield
-        self._over = over
-
 
 @contextmanager
 def _loss_noticed(place: str, kind: type[RuntimeError] = RuntimeError) -> Iterator[None]:
     try:
         yield
     except kind as error:  # RuntimeError: all that gloo, nccl and the store raise
-        if is_out_of_memory(error):
-            raise
         reason = str(error).partition(". This is typically")[0].partition("\n")[0]
         raise RankLostError(
             f"the other ranks were lost at {place!r}: {reason}. One of them has ended or hangs; its own log says why, "
@@ -331,30 +272,21 @@ def _loss_noticed(place: str, kind: type[RuntimeError] = RuntimeError) -> Iterat
         ) from error
 
 
-def _packed(value: Any) -> Tensor:
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
-
-
-def _unpacked(blob: Tensor) -> Any:
-    return torch.load(io.BytesIO(blob.numpy().tobytes()), map_location="cpu", weights_only=True)
+def described(error: BaseException) -> tuple[str, str]:
+    """Return the dotted name of an error's class and its message, for ``error_named``."""
+    return f"{type(error).__module__}.{type(error).__qualname__}", str(error)
 
 
 def error_named(name: str, message: str) -> FvcError | StoppedError:
-    """Return an error with ``message`` of the class called ``name``.
+    """Return an error with ``message`` of the class with the dotted name ``name``.
 
     The class may be ``StoppedError``, ``FvcError`` or a subclass of it. For any other name, the error is a
     ``RankFailedError``.
     """
-    if name == StoppedError.__name__:
-        return StoppedError(message)
-    classes: list[type[FvcError]] = [FvcError]
-    for known in classes:  # grows during the loop
-        if known.__name__ == name:
-            return known(message)
-        classes.extend(known.__subclasses__())
-    return RankFailedError(f"{message} ({name})")
+    kind: Any = locate(name)
+    if issubclass(kind or Exception, FvcError | StoppedError):
+        return kind(message)  # type: ignore[no-any-return]
+    return RankFailedError(f"{message} ({name.rpartition('.')[2]})")
 
 
 def refuse_unequal_ranks(ranks: Ranks, numerics: dict[str, str]) -> None:

@@ -310,8 +310,7 @@ class BatchTransaction:
         if part is None or not all(success for (success,) in succeeded):
             return None, failure or "out of memory on another rank"
         total, gradients = part
-        for gradient in gradients.values():
-            self._ranks.add_up("compared gradients", gradient)
+        self._ranks.add_up("compared gradients", list(gradients.values()))
         first = sum(joint_loss.num_compared(others) for others in everyones[: self._ranks.rank])
         return (total, _rows(gradients, first, joint_loss.num_compared(compared))), ""
 

@@ -180,7 +180,6 @@ class TrainingCheckpoints:
 
         Raises:
             CheckpointWriteError: the checkpoint cannot be written.
-            MemoryError: a rank ran out of memory; raised on all ranks.
         """
         self._saved_at = time.monotonic()  # set before writing, so that a failure is not repeated at once
         random_states = self._ranks.everyone("save", capture_random_state(self._device))

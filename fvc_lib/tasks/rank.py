@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 
@@ -94,7 +94,7 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
         sharers = place.local_size + (launch is not None)
         os.environ[SHARERS_VARIABLE] = str(sharers * memory_sharers())
         with (
-            _joined(place, config, launch) as ranks,
+            _joined(place, config) as ranks,
             _logs(place.rank, paths, (stage, fold), config, attempt, file) as (metrics, memory),
         ):
             # Before this a signal ends the process: there is nothing to save, and a rank might wait for another.
@@ -102,10 +102,13 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
                 signal.signal(number, lambda number, frame: signals.append(number))
             task = next(task for task in TASKS.values() if stage in {part.name for part in task.stages if part.trains})
             getattr(import_module(task.training_stage.training_module), task.trainer)(
-                paths, config, fold, metric_log=metrics, memory=memory, stop=lambda: bool(signals), ranks=ranks,
+                paths, config, fold, metric_log=metrics, memory=memory, ranks=ranks,
+                stop=lambda: bool(signals) or (launch is not None and launch.stop.exists()),
                 progress=file.progress if file and not place.rank else None,
                 begun_with=launch.network if launch else None,
             )  # fmt: skip
+        if file is not None:
+            file.ended(None)
     except BaseException as error:
         known = isinstance(error, FvcError | StoppedError)
         _logger.error("%s", error, exc_info=None if known else error)
@@ -117,7 +120,7 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
 
 
 @contextmanager
-def _joined(place: RankPlace, config: RunConfig, launch: Launch | None) -> Iterator[Ranks]:
+def _joined(place: RankPlace, config: RunConfig) -> Iterator[Ranks]:
     """Join the other ranks (processes that share the training) and yield the group.
 
     On CUDA every rank of a machine uses a different GPU, as far as there are enough.
@@ -125,7 +128,6 @@ def _joined(place: RankPlace, config: RunConfig, launch: Launch | None) -> Itera
     Args:
         place: number of this rank, and the number of ranks in all and on this machine.
         config: names the device.
-        launch: how to reach the other ranks; None: the environment states it.
 
     Raises:
         UsageError: the device cannot exchange gradients.
@@ -135,16 +137,12 @@ def _joined(place: RankPlace, config: RunConfig, launch: Launch | None) -> Itera
     if on_cuda:
         # SLURM may have bound this task to one GPU, which then is number 0.
         torch.cuda.set_device(place.local_rank % torch.cuda.device_count())
-    if place.size == 1:
-        yield Ranks()
-        return
     if resolve_device(config.device, config.amp).device.type == "mps":
         raise UsageError("ranks: a Mac has one GPU. Train with num_ranks 1, or with device cpu.")
     if place.local_size == place.size:  # the machine's own name need not resolve
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     os.environ.setdefault("MASTER_ADDR", os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"))
-    init_method = launch.init_method if launch else "env://"
-    ranks = ProcessRanks(place.rank, place.size, cuda=on_cuda, init_method=init_method)
+    ranks = ProcessRanks(place.rank, place.size, cuda=on_cuda)
     with ranks.sharing_errors():
         yield ranks
     ranks.close()
@@ -170,14 +168,12 @@ def _logs(
     if rank:
         yield NoMetrics(), file or NoObserver()
         return
-    with ExitStack() as stack:
-        memory = file or stack.enter_context(
-            MemorySampler(paths.memory(*trained), events=paths.memory_events(*trained), mem_gb=config.mem_gb)
-        )
-        log = MetricLog(
-            paths.metrics(*trained), run_id=paths.run_id, fold=trained[1], attempt=attempt,
-        )  # fmt: skip
-        yield stack.enter_context(log), memory
+    memory = MemorySampler(paths.memory(*trained), events=paths.memory_events(*trained), mem_gb=config.mem_gb)
+    with (
+        nullcontext(file) if file else memory as observer,
+        MetricLog(paths.metrics(*trained), run_id=paths.run_id, fold=trained[1], attempt=attempt) as log,
+    ):
+        yield log, observer
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 from fvc_lib.engine.rank_processes import Launch, run_ranks
 from fvc_lib.engine.ranks import RankEndedError
 from fvc_lib.engine.training_state import NoMetrics
-from fvc_lib.services.checkpoint_files import LATEST, load_document
+from fvc_lib.services.checkpoint_files import LATEST, PREVIOUS, load_document
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.tasks.video.training import train_fold
 from tests.faults.conftest import STAGE, elsewhere
@@ -43,9 +43,8 @@ def run(tmp_path, *ranks, **options):
 
 
 @pytest.mark.slow
-def test_ranks_that_wait_for_a_dead_one_are_ended_with_its_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr("fvc_lib.engine.rank_processes._END_SECONDS", 0.5)
-    with pytest.raises(RankEndedError, match=r"rank 1 was ended by Killed .*ranks.log"):
+def test_ranks_that_wait_for_a_dead_one_are_ended_with_its_reason(tmp_path):
+    with pytest.raises(RankEndedError, match=r"rank 1 was killed .*ranks.log"):
         run(tmp_path, "waits", "is killed")
     assert rank_processes(tmp_path / "ranks.log") == {}
 
@@ -54,19 +53,20 @@ def test_ranks_that_wait_for_a_dead_one_are_ended_with_its_reason(tmp_path, monk
 @pytest.mark.parametrize("listening", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_wish_to_stop_reaches_the_ranks_also_before_they_listen(tmp_path, listening):
     steps = []
-    with pytest.raises(StoppedError, match="stopped after step 3" if listening else "before the ranks had met"):
+    with pytest.raises(StoppedError, match="stopped after step 3"):
         run(
             tmp_path, "stops when asked", stop=lambda: bool(steps) or not listening,
             progress=lambda *step: steps.append(step),
         )  # fmt: skip
-    assert steps == [(3, 10, "", "")] * listening
+    assert steps == [(3, 10, "", "")]
+    assert list(tmp_path.glob("*.stop")) == []
 
 
 SRUN = """#!/bin/sh
 # Acts as srun for two tasks on two nodes.
 while [ "$1" != "{python}" ]; do shift; done
 export SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE="1(x2)"
-SLURM_PROCID=0 "$@" & first=$!
+SLURM_PROCID=0 "$@" <&0 & first=$!
 SLURM_PROCID=1 "$@"; second=$?
 wait $first && exit $second
 """
@@ -124,7 +124,8 @@ def test_kill_9_of_the_kernel_ends_the_ranks_and_leaves_no_gap_in_the_metric_log
     assert psutil.wait_procs(ranks, timeout=600)[1] == []
     logged = steps_logged(paths)
     assert logged == list(range(1, len(logged) + 1))
-    saved = load_document(paths.fold_checkpoints(0) / LATEST, 1)["step"]
+    newest = next(path for name in (LATEST, PREVIOUS) if (path := paths.fold_checkpoints(0) / name).exists())
+    saved = load_document(newest, 1)["step"]
     assert 1 <= saved <= logged[-1] <= NUM_STEPS
 
     whole = elsewhere(two_ranks, tmp_path / "whole" / "run_1")

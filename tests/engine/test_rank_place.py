@@ -3,7 +3,6 @@
 import pytest
 
 from fvc_lib.engine.rank_processes import RankPlace, rank_place
-from fvc_lib.services.errors import UsageError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 SRUN = {
@@ -15,13 +14,11 @@ SRUN = {
 @pytest.mark.parametrize(
     ("environ", "place"),
     [
-        ({}, RankPlace(0, 1, 0, 1)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, RankPlace(0, 1, 0, 1)),  # the batch script of a job
         (SRUN, RankPlace(4, 5, 0, 2)),
         ({**SRUN, **TORCHRUN}, RankPlace(3, 4, 1, 2)),
     ],
 )
-def test_a_rank_s_place_is_torchrun_s_else_srun_s_else_alone(environ, place):
+def test_a_rank_s_place_is_torchrun_s_else_srun_s(environ, place):
     assert rank_place(environ) == place
 
 
@@ -34,5 +31,5 @@ def test_a_rank_s_place_is_torchrun_s_else_srun_s_else_alone(environ, place):
     ],
 )
 def test_an_incomplete_environment_is_refused(environ):
-    with pytest.raises(UsageError, match="ranks: "):
+    with pytest.raises((KeyError, ValueError)):
         rank_place(environ)

@@ -100,7 +100,7 @@ def test_a_fold_whose_ranks_are_killed_and_stopped_ends_as_if_they_had_not_been(
     paths, config = two_ranks.paths, two_ranks.with_config(checkpoint_minutes=0).config
     train_here(paths, config)
     disturbed = elsewhere(two_ranks, tmp_path / "disturbed" / "run_1")
-    with pytest.raises(RankLostError, match="rank 1 was ended by Killed"):
+    with pytest.raises(RankLostError, match="rank 1 was killed"):
         train_until(disturbed, config, 1, 2, lambda ranks: ranks[1].kill())
     with pytest.raises(StoppedError, match="stopped as asked"):
         train_until(disturbed, config, 2, 4, lambda ranks: ranks[1].send_signal(signal.SIGUSR1))
