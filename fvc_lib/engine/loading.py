@@ -1,16 +1,12 @@
 """Order the samples of an epoch, divide them into batches, and load the batches.
 
 The order depends only on the data, epoch and seed, so a training can resume at any position. Batches are the same with
-any number of loader processes, and after the death of a loader process.
+any number of loader processes.
 """
 
-import re
 import signal
 import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -18,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
+from fvc_lib.engine.oom_detection import first_line
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, EpochSampleSet, Sample, SampleSet, stack_samples
 from fvc_lib.services.errors import FvcError
@@ -25,12 +22,6 @@ from fvc_lib.services.memory import PREFETCHED_BATCHES, memory_advice
 
 IntArray = npt.NDArray[np.int64]
 Indices = TypeVar("Indices", list[int], range)
-
-MAX_RESTARTS = 3  # consecutive restarts of the loader processes without a batch between them
-_WORKER_DIED = re.compile(
-    r"^DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:exited unexpectedly|is killed by signal)"
-    r"|^Pin memory thread exited unexpectedly"
-)
 
 
 def epoch_order(num_samples: int, epoch: int, seed: int, classes: Sequence[int] | None = None) -> IntArray:
@@ -94,7 +85,7 @@ def batches_per_epoch(num_samples: int, size: int) -> int:
 
 
 class LoaderDiedError(FvcError):
-    """Loader processes died more than ``MAX_RESTARTS`` times in a row at the same batch."""
+    """A loader process died, for example because the system killed it for memory."""
 
 
 class PlannedBatch(NamedTuple):
@@ -111,95 +102,59 @@ class PlannedBatch(NamedTuple):
 
 
 def load_batches(
-    data: SampleSet,
-    batches: list[list[int]],
-    *,
-    num_workers: int,
-    pin_memory: bool = False,
-    on_restart: Callable[[str], None] = lambda reason: None,
+    data: SampleSet, batches: list[list[int]], *, num_workers: int, pin_memory: bool = False
 ) -> Iterator[Batch]:
     """Yield a batch of ``data`` for every list of sample indices in ``batches``, in order.
 
     The other arguments and the errors are those of ``load_planned``.
     """
     plan = (PlannedBatch(0, None, samples) for samples in batches)
-    return load_planned([data], plan, num_workers=num_workers, pin_memory=pin_memory, on_restart=on_restart)
+    return load_planned([data], plan, num_workers=num_workers, pin_memory=pin_memory)
 
 
 def load_planned(
-    data_sets: Sequence[SampleSet],
-    plan: Iterable[PlannedBatch],
-    *,
-    num_workers: int,
-    pin_memory: bool = False,
-    on_restart: Callable[[str], None] = lambda reason: None,
+    data_sets: Sequence[SampleSet], plan: Iterable[PlannedBatch], *, num_workers: int, pin_memory: bool = False
 ) -> Generator[Batch]:
     """Load the batches of ``plan`` in loader processes, and yield them in order, as ``Batch`` on the CPU.
 
     A planned batch without samples gives an empty batch. The loader processes live until the end of ``plan`` and read
-    ahead across epochs, so a training waits for their start only once. When a loader process dies, all loader processes
-    are started again at the batch that is due. If a data set has the method ``__getitems__``, it receives all sample
-    indices of a batch, and may return a ``Batch``.
+    ahead across epochs, so a training waits for their start only once. If a data set has the method ``__getitems__``,
+    it receives all sample indices of a batch, and may return a ``Batch``.
 
     Args:
         data_sets: the data sets to load from.
         plan: the batches to load.
         num_workers: number of loader processes; 0: load in this process.
         pin_memory: whether to copy batches to page-locked memory.
-        on_restart: called with the reason when loader processes are started again.
 
     Raises:
-        LoaderDiedError: loader processes died more than ``MAX_RESTARTS`` times at the same batch.
+        LoaderDiedError: a loader process died.
         Exception: the data set's error for a sample that it cannot read.
     """
-    plan, data = iter(plan), _PlannedSamples(data_sets)
-    # Torch requests batches ahead of the one that it returns. They are taken from ``plan`` here, before torch requests
-    # them: the death of a loader process raises an error within the request, which would end the generator ``plan``.
-    ahead = PREFETCHED_BATCHES * num_workers + 1
-    due = deque(islice(plan, ahead))
-    num_sent = 0
-    deaths = 0
-    num_workers = min(num_workers, len(due))
-
-    def sent() -> Iterator[PlannedBatch]:
-        nonlocal num_sent
-        while num_sent < len(due):
-            num_sent += 1
-            yield due[num_sent - 1]
-
-    with _deaths_noticed(num_workers) as next_batch:
-        while due:
-            try:
-                num_sent = 0
-                loader: Iterator[Batch] = iter(
-                    DataLoader(
-                        data,  # type: ignore[arg-type]  # a map-style set need not inherit torch's class
-                        batch_sampler=sent(),  # type: ignore[arg-type]  # torch hands its items on as they are
-                        num_workers=num_workers,
-                        collate_fn=_unchanged,  # type: ignore[arg-type]  # ``__getitems__`` gives a batch already
-                        pin_memory=pin_memory,
-                        generator=torch.Generator(),  # a separate one, so that a pass draws nothing from the model's
-                        prefetch_factor=PREFETCHED_BATCHES if num_workers else None,
-                    )
-                )
-                while due:
-                    batch = next_batch(loader)
-                    due.popleft()
-                    num_sent, deaths = num_sent - 1, 0
-                    yield batch
-                    due.extend(islice(plan, ahead - len(due)))
-                return
-            except (RuntimeError, ConnectionError, EOFError) as error:
-                if not (num_workers and _is_death(error)):
-                    raise
-                reason = str(error).partition("\n")[0] or "a loader process ended while it handed over a batch"
-            deaths += 1
-            if deaths > MAX_RESTARTS:
-                raise LoaderDiedError(
-                    f"loader processes died {deaths} times at one batch, the last time: {reason} If they are killed "
-                    f"for memory: {memory_advice('loaders')}"
-                )
-            on_restart(reason)
+    loader: DataLoader[Batch] = DataLoader(
+        _PlannedSamples(data_sets),  # type: ignore[arg-type]  # a map-style set need not inherit torch's class
+        batch_sampler=plan,  # type: ignore[arg-type]  # torch hands its items on as they are
+        num_workers=num_workers,
+        collate_fn=_unchanged,  # type: ignore[arg-type]  # ``__getitems__`` gives a batch already
+        pin_memory=pin_memory,
+        generator=torch.Generator(),  # a separate one, so that a pass draws nothing from the model's
+        prefetch_factor=PREFETCHED_BATCHES if num_workers else None,
+    )
+    handler = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
+    try:
+        batches: Iterator[Batch] = iter(loader)
+        # Torch's handler would raise at any line of the program when a loader process dies, even within an optimizer's
+        # step. Without it the death is noticed some seconds later, in the wait for a batch.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, handler)
+        yield from batches
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        if not num_workers or str(error).startswith("Caught "):  # the data set's own error
+            raise
+        raise LoaderDiedError(
+            f"a loader process died: {first_line(error)} The last checkpoint stands: resume. If it was killed "
+            f"for memory: {memory_advice('loaders')}"
+        ) from error
 
 
 class _PlannedSamples:
@@ -227,48 +182,3 @@ class _PlannedSamples:
 
 def _unchanged(batch: Batch) -> Batch:
     return batch
-
-
-@contextmanager
-def _deaths_noticed(num_workers: int) -> Iterator[Callable[[Iterator[Batch]], Batch]]:
-    """Enable torch's signal handler for dead loader processes only while the training waits for a batch.
-
-    While the handler is enabled, it may raise at any line of the program, for example within an optimizer's step.
-    Without it, a dead process is noticed only after five seconds. Nothing is changed if ``num_workers`` is 0, or in a
-    thread other than the main thread, because signal handlers can be set only there.
-
-    Yields:
-        A function that returns the next batch of a loader. It raises if a loader process has died since its last call.
-    """
-    if not num_workers or threading.current_thread() is not threading.main_thread():
-        yield next
-        return
-    # Torch itself sets the handler only with the first loader of a process.
-    torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()
-    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-    def following(loader: Iterator[Batch]) -> Batch:
-        before = signal.signal(signal.SIGCHLD, handler)
-        try:
-            torch._C._error_if_any_worker_fails()
-            return next(loader)
-        finally:
-            signal.signal(signal.SIGCHLD, before)
-
-    try:
-        yield following
-    finally:
-        # An abandoned generator may be collected in any thread, where no handler can be set.
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGCHLD, handler)
-
-
-def _is_death(error: BaseException) -> bool:
-    """Return whether ``error``, which a ``DataLoader`` raised, means that a loader process died.
-
-    It is False for errors that the data set raised; they begin with ``Caught ... in DataLoader worker process``.
-    """
-    text = str(error)
-    if isinstance(error, RuntimeError):
-        return bool(_WORKER_DIED.match(text))
-    return not text.startswith("Caught ") or "in pin memory thread" in text.partition("\n")[0]

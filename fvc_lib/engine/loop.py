@@ -134,7 +134,7 @@ class Engine:
             MemoryExhaustedError: memory does not suffice for a single sample, the optimizer's step or a checkpoint.
             CheckpointMismatchError: the checkpoint belongs to another configuration, model or data set.
             CheckpointWriteError: the checkpoint folder cannot be written.
-            LoaderDiedError: loader processes were killed again and again.
+            LoaderDiedError: a loader process was killed.
             RankLostError: the connection to another rank was lost.
             FvcError: another rank failed; the error has the class and message of that rank's error.
         """
@@ -456,9 +456,6 @@ class Engine:
             plan,
             num_workers=self.settings.num_workers,
             pin_memory=self.compute.device.type == "cuda",
-            on_restart=lambda reason: self._watch.warn(
-                "loader_restarted", f"{reason} The loader was started again at step {self.state.step}.", reason=reason
-            ),
         )
 
     def _stop_if_asked(self) -> None:

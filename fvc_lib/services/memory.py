@@ -321,7 +321,6 @@ class MemoryObserver(Protocol):
         ``step_restored``: memory ran out in an optimizer step, and training went back to the last checkpoint.
         ``near_limit``: nearly all memory is in use.
         ``nonfinite``: a loss, gradient or evaluation had NaN or infinity.
-        ``loader_restarted``: the processes that load data were started again.
         """
         return
 
