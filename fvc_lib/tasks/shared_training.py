@@ -28,7 +28,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from fvc_lib.detectors.network import Trunk, loaded_weights_of
-from fvc_lib.engine.device import peak_device_bytes, resolve_device
+from fvc_lib.engine.device import ComputeDevice, peak_device_bytes, resolve_device
 from fvc_lib.engine.loading import batches_per_epoch
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.preflight import planned_micro_batch, training_memory
@@ -300,10 +300,12 @@ class Finished(Generic[R]):
     Attributes:
         records: the records of the model (key: empty text) and of its controls, by name.
         write: function that writes the result tables.
+        kind: the class of a model without steps; None: the class of the networks.
     """
 
     records: Mapping[str, R]
     write: Callable[[], None] = lambda: None
+    kind: TrainedClass | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +324,8 @@ class Training(Generic[R]):
             records and a function that writes the tables. The default returns no records: it suffices for a training
             that is planned but not run.
         outputs: files that ``finish`` writes; a training is finished when its outcome and these files exist.
-        whole: function that trains a model without steps and returns its outcome; None: ``networks`` are trained.
+        data_fingerprint: as ``Network.data_fingerprint``, for a model without steps: it has no ``networks``, and
+            ``finish`` fits it.
     """
 
     stage: str
@@ -334,7 +337,7 @@ class Training(Generic[R]):
     sizes: Mapping[str, Any] = field(default_factory=dict)
     finish: Callable[[Sequence[TrainedNetwork]], Finished[R]] = lambda _trained: Finished({})
     outputs: Sequence[Path] = ()
-    whole: Callable[[], TrainingOutcome[R]] | None = None
+    data_fingerprint: str = ""
 
     @property
     def task(self) -> Task:
@@ -347,7 +350,8 @@ class Training(Generic[R]):
 
         A stored outcome is used again only if it has the same digest.
         """
-        return sha256_of_json([dict(self.parameters), self.networks[0].data_fingerprint])
+        data = self.data_fingerprint or self.networks[0].data_fingerprint
+        return sha256_of_json([dict(self.parameters), data])
 
 
 class TrainingOptions(TypedDict, total=False):
@@ -449,12 +453,13 @@ class OpenTraining(Generic[R]):
         self._folder = paths.training_checkpoints(stage, fold)
         self._trained: list[TrainedNetwork] = []
         self._open = ExitStack()  # closed when the test part is scored
+        self._compute: ComputeDevice | None = None  # None until batches are computed
+        self._predicted: int | None = None
+        self._found = ""
         training = self._training = read(self._ranks)
-        self._found, self._whole = "", training.whole
-        if self._whole:
-            self.route = f"{training.model_name} has no steps: it is fitted below, and the loop has nothing to do."
-            return
-        kind = self._kind = TrainedClass.of(training.task, training.model_name)
+        kind = self._kind = TrainedClass(training.model_name)
+        if training.networks:
+            kind = self._kind = TrainedClass.of(training.task, training.model_name)
         self._anew = command_text("--force", stage.partition("_")[0], "--resume", paths.root)
         if begun_with and begun_with != kind.identity:
             raise UsageError(
@@ -462,17 +467,19 @@ class OpenTraining(Generic[R]):
                 f"them has {begun_with}. They know what is in files alone: put it into one, give it as -p model "
                 "my_net.py:MyNet, and restart the notebook; or train with num_ranks 1."
             )
-        if ranks is None and config.num_ranks > 1:
-            self._whole = self._of_ranks
+        self._starts_ranks = ranks is None and config.num_ranks > 1 and bool(training.networks)
+        if self._starts_ranks:
             self.route = f"{config.num_ranks} ranks train with the loop of the library: the loop here is not used."
             return
-        if cell:
+        if cell and training.networks:
             inputs = {"loop": functions_in(cell), "network": [kind.name, kind.code]}
             self._note_loop(inputs, paths.metrics(stage, fold))
         self._found = self._ranks.from_leader("outcome", self._stored)
         names = ", ".join(network.name or "the model" for network in training.networks)
         self.route = f"This loop trains, one after another: {names}."
-        if self._found:
+        if not training.networks:
+            self.route = f"{training.model_name} has no steps: it is fitted below, and the loop has nothing to do."
+        elif self._found:
             self.route = "The training is finished, so the loop has nothing to do. An edit of its cell trains again."
 
     def _note_loop(self, inputs: Mapping[str, Any], log: Path) -> None:
@@ -501,7 +508,7 @@ class OpenTraining(Generic[R]):
         outcome = read_outcome(file, self._record)
         if outcome is None or outcome.fingerprint != training.fingerprint:
             return ""
-        if (outcome.network.name, outcome.network.code) != (kind.name, kind.code):
+        if training.networks and (outcome.network.name, outcome.network.code) != (kind.name, kind.code):
             what = f"the stored result {str(file)!r}"
             raise CheckpointMismatchError(other_network(what, outcome.network.identity, kind.identity, self._anew))
         return outcome_to_json(outcome) if all(map(Path.exists, training.outputs)) else ""
@@ -519,16 +526,16 @@ class OpenTraining(Generic[R]):
             CheckpointWriteError: the disk is full or read-only.
             RankLostError: the node of one of several ranks was lost.
         """
-        if self._found or self._whole:
-            return
         training = self._training
+        if self._found or self._starts_ranks or not training.networks:
+            return
         config = self._config
         ranks = self._ranks
         kind = self._kind
         progress = self._progress or not_reported  # of all networks together
         if not ranks.rank:  # the stage's checkpoint lists files that are overwritten from here on
             self._paths.stage_checkpoint(training.stage, training.fold).unlink(missing_ok=True)
-        compute = resolve_device(config.device, config.amp)
+        compute = self._compute = resolve_device(config.device, config.amp)
         key = stage_key(training.stage, training.fold)
         _logger.info("%s, attempt %d, on %s", key, self._attempt, compute.describe())
         self._trained.clear()
@@ -589,19 +596,18 @@ class OpenTraining(Generic[R]):
             RankEndedError: one of several ranks was killed.
             FvcError: as ``batches``.
         """
-        if self._whole:
-            return self._whole()
+        if self._starts_ranks:
+            return self._of_ranks()
         if self._found:
             return replace(outcome_from_json(self._found, self._record), train_anew=self._anew)
         training = self._training
         ranks = self._ranks
-        kind = self._kind
         if len(self._trained) < len(training.networks):
             raise UsageError("the training has not come to its end: run the loop again, it goes on where it was saved.")
         with self._open:
             done = training.finish(self._trained)
         peaks = ranks.meet("peaks", peak_rss_bytes())
-        compute = self._engine.compute
+        kind, compute = done.kind or self._kind, self._compute
 
         def write() -> str:
             done.write()
@@ -610,13 +616,13 @@ class OpenTraining(Generic[R]):
                 fold=training.fold,
                 model=training.model_name,
                 num_parameters=kind.num_parameters,
-                device=compute.describe(),
+                device=compute.describe() if compute else "cpu",
                 training=done.records[""],
                 control=done.records.get(SHUFFLED_LABELS),
                 sources=done.records.get(REAL_SOURCES),
                 predicted_peak_bytes=self._predicted,
                 peak_rss_bytes=int(max(peaks)[0]),
-                peak_device_bytes=peak_device_bytes(compute.device),
+                peak_device_bytes=peak_device_bytes(compute.device) if compute else None,
                 fingerprint=training.fingerprint,
                 num_ranks=ranks.size,
                 finished_utc=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -14,7 +14,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -36,11 +35,10 @@ from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.step import first_step
 from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleColumns
 from fvc_lib.metrics.classification import FloatArray, IntArray, balanced_accuracy, roc_auc
-from fvc_lib.services.atomic_files import sha256_of_json, write_text
 from fvc_lib.services.checkpoint_files import weights_digest
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, UsageError, command_text
-from fvc_lib.services.memory import NoObserver, peak_rss_bytes
+from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.memory import NoObserver
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import not_reported
@@ -55,7 +53,7 @@ from fvc_lib.services.tables import (
     read_table,
     write_table,
 )
-from fvc_lib.services.tasks import FINAL_TRAINING, FOLD_TRAINING, KFOLD, REAL_SOURCES, SHUFFLED_LABELS
+from fvc_lib.services.tasks import FINAL_TRAINING, FOLD_TRAINING, KFOLD
 from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings, class_losses
 from fvc_lib.tasks.shared_training import (
     OUTCOME,
@@ -63,12 +61,11 @@ from fvc_lib.tasks.shared_training import (
     Finished,
     Network,
     OpenTraining,
+    TrainedClass,
     TrainedNetwork,
     Training,
     TrainingOptions,
     TrainingOutcome,
-    outcome_to_json,
-    read_outcome,
     settings_of,
 )
 from fvc_lib.tasks.video import classical, data
@@ -143,9 +140,7 @@ def open_training(
 
     def read(ranks: Ranks) -> Training[TrainingSummary]:
         if config.of_features:
-            whole = partial(_train_on_features, paths, config, fold, **options)
-            settings = engine_settings(config, fold)
-            return Training(stage=stage, fold=fold, model_name=config.model, settings=settings, whole=whole)
+            return _training_on_features(paths, config, fold, options)
         source, parts = read_fold(paths, config, fold)
         outcome = paths.training_checkpoints(stage, fold) / OUTCOME
         if not (begins_ranks or outcome.exists() or network):
@@ -167,7 +162,8 @@ def first_look(paths: RunPaths, config: RunConfig, fold: int) -> tuple[list[str]
         ``batch`` is None.
     """
     if config.of_features:
-        source, parts = _read_features(paths, config, fold, {})
+        source, parts = _read_clips(paths, config, fold)
+        source = _features_of(paths, config, source, fold, {})
         text, tables = classical.look_at_features(config, source, parts[""])
         return [text], tables, None
     step = first_step(fold_training(paths, config, fold).task, config)
@@ -232,7 +228,8 @@ def across_sources(paths: RunPaths, config: RunConfig, index: pl.DataFrame) -> d
     if not config.of_features or config.protocol != KFOLD:
         return {}
     try:
-        source, _ = _read_features(paths, config, 0, {})
+        source, _ = _read_clips(paths, config, 0)
+        source = _features_of(paths, config, source, 0, {})
     except DataError as error:
         _logger.warning("no scores across sources: %s", error)
         return {}
@@ -426,14 +423,12 @@ def _training(
         summaries = {name: _summary(network, chosen[name][0]) for name, network in networks.items()}
         recorded, logits = chosen[""]
         inner = validation_table(fold, clips, logits, recorded)
-        if fold is None:
-            return Finished(summaries, lambda: write_table(inner, FINAL_VALIDATION, paths.final_validation))
-        # Open the outer folds only after every choice is on disk.
-        scored = {}
-        for name, network in networks.items():
-            logits_of = partial(_logits, network, source, number)
-            scored[name] = score_outer_fold(summaries[name], parts[name], logits_of, network.log)
-        return Finished(summaries, partial(_write_tables, paths, fold, inner, scored))
+
+        def score(name: str) -> Scored:
+            logits_of = partial(_logits, networks[name], source, number)
+            return score_outer_fold(summaries[name], parts[name], logits_of, networks[name].log)
+
+        return _finished(paths, fold, summaries, inner, score)
 
     return Training(
         stage=_stage_of(fold),
@@ -467,10 +462,33 @@ def _inner_parts(name: str, clips: FoldClips, config: RunConfig) -> Parts:
     return {f"{name}/inner_{number}".lstrip("/"): part for number, part in enumerate(parts)}
 
 
-def _write_tables(paths: RunPaths, fold: int, inner: pl.DataFrame, scored: Mapping[str, Scored]) -> None:
-    """Write the predictions ``inner`` for the videos that chose, and the predictions ``scored`` for test videos."""
-    write_table(inner, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))
-    write_table(predictions_table(fold, scored), PREDICTIONS, paths.predictions(fold))
+def _finished(
+    paths: RunPaths,
+    fold: int | None,
+    summaries: Mapping[str, TrainingSummary],
+    inner: pl.DataFrame,
+    score: Callable[[str], Scored],
+    kind: TrainedClass | None = None,
+) -> Finished[TrainingSummary]:
+    """Score the test videos of an outer fold, after every choice is on disk, and return the finished training.
+
+    Args:
+        paths: the run.
+        fold: the outer fold; None: all groups, of which none is tested.
+        summaries: the trainings of the model and its controls, by name.
+        inner: the predictions for the videos that chose.
+        score: opens the outer fold of the training with this name, and scores it.
+        kind: as in ``Finished``.
+    """
+    if fold is None:
+        return Finished(summaries, partial(write_table, inner, FINAL_VALIDATION, paths.final_validation), kind)
+    predictions = predictions_table(fold, {name: score(name) for name in summaries})
+
+    def write() -> None:
+        write_table(inner, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))
+        write_table(predictions, PREDICTIONS, paths.predictions(fold))
+
+    return Finished(summaries, write, kind)
 
 
 def _sizes(clips: FoldClips) -> dict[str, Any]:
@@ -592,79 +610,74 @@ def _logits(trained: TrainedNetwork, source: ClipSource, num_clips: int, rows: S
 # Models on features
 
 
-def _read_features(
-    paths: RunPaths, config: RunConfig, fold: int | None, options: TrainingOptions
-) -> tuple[classical.Source, Parts]:
-    """Return ``(source, parts)``: the features of a fold, and the clips of the model and of its controls.
-
-    Features that a trunk computes from clips are computed here if they are missing.
+def _read_clips(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any, Parts]:
+    """Return ``read_fold`` of a model on features.
 
     Raises:
-        StoppedError: ``stop`` of the options returned True; computed features stay in the cache.
         UsageError: settings that a model on features does not use, or a trunk without pretrained weights.
     """
     refuse_settings(config)
     if config.of_features != "forensic":
         refuse_random_trunk(config)
-    source, parts = read_fold(paths, config, fold)
+    return read_fold(paths, config, fold)
+
+
+def _features_of(
+    paths: RunPaths, config: RunConfig, source: Any, fold: int | None, options: TrainingOptions
+) -> classical.Source:
+    """Return the features of the clips in ``source``; those of a trunk are computed here if they are missing.
+
+    Raises:
+        StoppedError: ``stop`` of the options returned True; computed features stay in the cache.
+    """
     if config.of_features == "forensic":
-        return source, parts
+        return source  # type: ignore[no-any-return]
     clips = source.clips if config.of_features == "both" else source
     featured = classical.EmbeddedClips(_with_features(paths, config, clips, fold or 0, options), config)
-    return (replace(source, clips=featured) if config.of_features == "both" else featured), parts
+    return replace(source, clips=featured) if config.of_features == "both" else featured
 
 
-def _train_on_features(
-    paths: RunPaths, config: RunConfig, fold: int | None, **options: Unpack[TrainingOptions]
-) -> TrainingOutcome[TrainingSummary]:
-    """Fit and test a model on features; writes the same files and raises the same errors as ``train_fold``."""
-    stage, output = _stage_of(fold), _output_of(paths, fold)
+def _training_on_features(
+    paths: RunPaths, config: RunConfig, fold: int | None, options: TrainingOptions
+) -> Training[TrainingSummary]:
+    """Return the training of a model on features, which has no steps: it is fitted, scored and tested at the end."""
+    clip_source, parts = _read_clips(paths, config, fold)
+    clips, stage = parts[""], _stage_of(fold)
     log, memory = options["metric_log"], options.get("memory") or NoObserver()
-    stop = options.get("stop") or (lambda: False)
-    source, parts = _read_features(paths, config, fold, options)
-    clips, folder = parts[""], paths.training_checkpoints(stage, fold)
-    fingerprint = sha256_of_json([{"fold": fold, **config.training_values()}, clips.fingerprint])
-    finished = read_outcome(folder / OUTCOME, TrainingSummary)
-    if finished is not None and finished.fingerprint == fingerprint and output.exists():
-        again = command_text("--force", stage.partition("_")[0], "--resume", paths.root)
-        return replace(finished, train_anew=again)
-    paths.stage_checkpoint(stage, fold).unlink(missing_ok=True)  # it lists files that are written from here on
-    logs = {name: ControlLog(log, name) if name else log for name in parts}
-    fitted: dict[str, classical.Fitted] = {}
-    memory.at("train", epoch=1)
-    report = options.get("progress") or not_reported
-    for number, (name, of) in enumerate(parts.items()):
-        report(number, len(parts), what="classifiers fitted")
-        fitted[name] = classical.fit(config, source, of, folder / name, logs[name], stop)
-    report(len(parts), len(parts), what="classifiers fitted")
-    model = fitted[""]
-    inner = validation_table(fold, clips, model.held_out_logits, model.recorded)
-    summaries = {name: classical.summary(source, of) for name, of in fitted.items()}
-    if fold is None:
-        write_table(inner, FINAL_VALIDATION, output)
-    else:  # Open the outer folds only after every choice is on disk.
+    stop, report = options.get("stop") or (lambda: False), options.get("progress") or not_reported
+
+    def finish(_: Sequence[TrainedNetwork]) -> Finished[TrainingSummary]:
+        paths.stage_checkpoint(stage, fold).unlink(missing_ok=True)  # it lists files that are written from here on
+        source, folder = (
+            _features_of(paths, config, clip_source, fold, options),
+            paths.training_checkpoints(stage, fold),
+        )
+        logs = {name: ControlLog(log, name) if name else log for name in parts}
+        fitted: dict[str, classical.Fitted] = {}
+        memory.at("train", epoch=1)
+        for number, (name, of) in enumerate(parts.items()):
+            report(number, len(parts), what="classifiers fitted")
+            fitted[name] = classical.fit(config, source, of, folder / name, logs[name], stop)
+        report(len(parts), len(parts), what="classifiers fitted")
+        model = fitted[""]
+        inner = validation_table(fold, clips, model.held_out_logits, model.recorded)
+        summaries = {name: classical.summary(source, of) for name, of in fitted.items()}
         memory.at("test")
-        scored = {}
-        for name, of in parts.items():
-            scored[name] = classical.score(config, source, of, fitted[name], summaries[name], logs[name])
-        _write_tables(paths, fold, inner, scored)
-    network = classical.trained_class(config, source, model.num_numbers)
-    outcome = TrainingOutcome(
+
+        def score(name: str) -> Scored:
+            return classical.score(config, source, parts[name], fitted[name], summaries[name], logs[name])
+
+        kind = classical.trained_class(config, source, model.num_numbers)
+        return _finished(paths, fold, summaries, inner, score, kind)
+
+    return Training(
         stage=stage,
         fold=fold,
-        model=config.model,
-        num_parameters=network.num_parameters,
-        device="cpu",
-        training=summaries[""],
-        control=summaries.get(SHUFFLED_LABELS),
-        sources=summaries.get(REAL_SOURCES),
-        predicted_peak_bytes=None,
-        peak_rss_bytes=peak_rss_bytes(),
-        peak_device_bytes=None,
-        fingerprint=fingerprint,
-        finished_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        network=network,
-        **_sizes(clips),
+        model_name=config.model,
+        settings=engine_settings(config, fold),
+        parameters={"fold": fold, **config.training_values()},
+        data_fingerprint=clips.fingerprint,
+        sizes=_sizes(clips),
+        finish=finish,
+        outputs=[_output_of(paths, fold)],
     )
-    write_text(folder / OUTCOME, outcome_to_json(outcome))
-    return outcome
