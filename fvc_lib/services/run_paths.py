@@ -168,7 +168,7 @@ class RunPaths:
     validation_predictions = _PathOf("tables/validation_predictions_fold_{}.parquet")  # for inner validation videos
     fold_checkpoints = _PathOf("checkpoints/fold_{}")  # checkpoint folder of the fold
     fold_outcome = _PathOf("checkpoints/fold_{}/outcome.json")  # written last: it exists if the fold has finished
-    robustness_scores = _Path("robustness")  # LEVEL.jsonl: scores of disturbed videos, one line per video
+    robustness_scores = _Path("robustness")  # LEVEL/: a journal of scores of disturbed videos
 
     def training_checkpoints(self, stage: str, fold: int | None = None) -> Path:
         """Return the checkpoint folder of ``fold``; if ``fold`` is None, that of the stage ``stage``."""

@@ -14,6 +14,7 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, PREDICTIONS, read_table
 from fvc_lib.tasks import decoding
 from fvc_lib.tasks.decoding import FileToScore
+from fvc_lib.tasks.journal import JOURNAL
 from fvc_lib.tasks.video.predicting import networks_of_run, stored_predictions
 from fvc_lib.tasks.video.robustness import level_facts, levels_named, score_levels
 from fvc_lib.tasks.video.verdicts.scoring import score_files
@@ -27,7 +28,8 @@ def run(scored_run, tmp_path_factory) -> RunPaths:
 
 
 def _lines(run, level):
-    return [json.loads(line) for line in (run.robustness_scores / f"{level}.jsonl").read_bytes().splitlines()]
+    journal = run.robustness_scores / level / JOURNAL
+    return [json.loads(line) for line in journal.read_bytes().splitlines()]
 
 
 def scored(run, levels, predictions=None, **options):
@@ -55,7 +57,8 @@ def test_a_killed_sweep_goes_on_scores_nothing_twice_and_finds_the_stored_scores
     assert difference == pytest.approx(0, abs=1e-6)
     assert seen[-1] == (3 * NUM_VIDEOS, 3 * NUM_VIDEOS)
     for level in ("undisturbed", "size_half", "jpeg_50"):
-        assert sorted(line["video_id"] for line in _lines(run, level)) == sorted(table["video_id"].unique())
+        files = [Path(line["path"]).stem for line in _lines(run, level)]
+        assert sorted(files) == sorted(table["video_id"].unique())
     assert table["level"].unique(maintain_order=True).to_list() == ["undisturbed", "size_half", "jpeg_50"]
     assert table["failure"].null_count() == table.height
     same = table.filter(level="size_half").join(

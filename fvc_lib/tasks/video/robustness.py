@@ -4,25 +4,26 @@ Each video is scored by the network that was not trained on its group, with the 
 and threshold. A level is one disturbance: a recipe of ``video/reencode.py``, applied to the whole file. The undisturbed
 videos are scored first and must get their stored scores.
 
-Each score is appended to a file per level, so a killed sweep resumes. A stored score is used again only while recipe,
-weights and decoding are the same.
+Each score is appended to the journal of its level, so a killed sweep resumes. A stored score is used again only while
+recipe, weights and decoding are the same.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import av
 import polars as pl
 
 from fvc_lib.corpus.samples.videos import run_listing
 from fvc_lib.metrics.calibration import probabilities
-from fvc_lib.services.atomic_files import path_from_text, sha256_of_json
+from fvc_lib.services.atomic_files import path_from_text, path_to_text, sha256_of_json
 from fvc_lib.services.errors import DataError, UsageError, command_text, did_you_mean
-from fvc_lib.services.stage_logs import JsonLines, checked_row
 from fvc_lib.services.tables import ROBUSTNESS, frame_of
 from fvc_lib.tasks.decoding import FileToScore
+from fvc_lib.tasks.journal import Journal, found_in_blocks
 from fvc_lib.tasks.video.verdicts.scoring import Networks, score_files
 from fvc_lib.video.reencode import RECIPES
 
@@ -30,7 +31,7 @@ UNDISTURBED = "undisturbed"
 _NOT_SWEPT = "canonical"  # kind of recipe that re-encodes a whole corpus before training; no disturbance
 _TOLERANCE = 1e-4  # allowed difference of a score that is computed again on the same device
 _TOLERANCE_ELSEWHERE = 0.02  # allowed difference in mixed precision or on another device
-_SCORED = {"video_id": pl.String, "score": pl.Float64, "logit": pl.Float64, "failure": pl.String}
+_SCORED = {"score": pl.Float64, "logit": pl.Float64, "failure": pl.String}
 
 
 def level_facts() -> pl.DataFrame:
@@ -48,18 +49,35 @@ def levels_named(names: Sequence[str] = ()) -> tuple[str, ...]:
     An element of ``names`` is the name of a level, or of a kind of disturbance, which selects all its levels.
 
     Raises:
-        UsageError: an unknown name, or PyAV lacks the encoder of a level.
+        UsageError: an unknown name.
     """
     swept = {name: recipe for name, recipe in RECIPES.items() if recipe.kind != _NOT_SWEPT}
     words = list(dict.fromkeys([*(recipe.kind for recipe in swept.values()), *swept]))
     for name in names:
         if name not in words:
             raise UsageError(f"levels: got {name!r}.{did_you_mean(name, words)} Known: {', '.join(words)}.")
-    chosen = [name for name, recipe in swept.items() if not names or name in names or recipe.kind in names]
-    absent = [name for name in chosen if not swept[name].is_available]
-    if absent:
-        raise UsageError(f"levels: PyAV {av.__version__} has no encoder for {', '.join(absent)}. Name other levels.")
-    return tuple(chosen)
+    return tuple(name for name, recipe in swept.items() if not names or name in names or recipe.kind in names)
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """The result of scoring a disturbed video.
+
+    Attributes:
+        path: absolute path of the undisturbed file, as tables store it.
+        sha256: hex digest of its content.
+        score: calibrated probability of fake.
+        logit: the network's logit, with the prior logit added.
+        failure: why there is no score; empty if there is one.
+        lasts: whether another attempt would give the same result.
+    """
+
+    path: str
+    sha256: str = ""
+    score: float = 0.0
+    logit: float = 0.0
+    failure: str = ""
+    lasts: bool = True
 
 
 def score_levels(
@@ -78,7 +96,7 @@ def score_levels(
         networks: the networks of all folds of the run.
         index: INDEX of the run.
         predictions: PREDICTIONS of the run, all folds together.
-        folder: folder of the files ``LEVEL.jsonl``, to which scores are appended.
+        folder: folder of the journals, one folder per level.
         levels: names, as ``levels_named`` returns them.
         workers: number of processes that decode and encode; 0: one per core.
         progress: called with (done, total), both numbers of videos summed over all levels.
@@ -90,70 +108,58 @@ def score_levels(
     Raises:
         DataError: undisturbed videos do not get their stored scores.
     """
-    root, checked = run_listing(networks.config).root, 0.0
+    root = run_listing(networks.config).root
     videos = predictions.select("video_id", "group_id", "label", "fold", "threshold", stored="score")
     facts = index.select("video_id", "path", "content_sha256")
     videos = videos.join(facts, on="video_id", validate="1:1").sort("fold", "video_id")
-    files = [str(root / path_from_text(text)) for text in videos["path"]]
-    videos = videos.with_columns(path=pl.Series(files, dtype=pl.String))
-    total, done = (len(levels) + 1) * videos.height, 0
-    for level in (UNDISTURBED, *levels):
-
-        def tell(number: int, before: int = done) -> None:
-            progress(before + number, total)
-
-        file = folder / f"{level}.jsonl"
-        _score_level(file, networks, videos, level, workers, tell)
-        done += videos.height
-        if level == UNDISTURBED:
-            scored = videos.join(_stored(file, networks, level), on="video_id")
-            checked = _check_undisturbed(scored, networks)
-    tables = []
+    files = {root / path_from_text(row["path"]): row for row in videos.iter_rows(named=True)}
+    asked, tables, checked = (UNDISTURBED, *levels), list[pl.DataFrame](), 0.0
     for level in (UNDISTURBED, *RECIPES):
-        scored = videos.join(_stored(folder / f"{level}.jsonl", networks, level), on="video_id")
-        if scored.height == videos.height:
-            kind = RECIPES[level].kind if level in RECIPES else level
-            tables.append(scored.with_columns(level=pl.lit(level), kind=pl.lit(kind)))
+        if level not in asked and not (folder / level).is_dir():
+            continue
+        with closing(Journal(folder / level, _identity(networks, level), Rescored)) as journal:
+            found = list(journal.known(list(files)).values())
+            if level in asked:
+                before = asked.index(level) * len(files)
+                find = partial(_scored, networks, files, level, workers)
+                tell = partial(lambda before, done, _: progress(before + done, len(asked) * len(files)), before)
+                found = [one for some, _ in found_in_blocks(journal, list(files), find, tell) for one in some]
+        if len(found) < len(files):
+            continue
+        failed = pl.col("failure") != ""
+        results = pl.DataFrame([asdict(one) for one in found], schema=_SCORED)
+        results = results.with_columns(pl.when(~failed).then(pl.col("score", "logit")), pl.when(failed).then("failure"))
+        scored = videos.hstack(results)
+        if level == UNDISTURBED:
+            checked = _check_undisturbed(scored, networks)
+        kind = RECIPES[level].kind if level in RECIPES else level
+        tables.append(scored.with_columns(level=pl.lit(level), kind=pl.lit(kind)))
     columns = pl.concat(tables).select(list(ROBUSTNESS.columns)).to_dict()
     return frame_of(columns, ROBUSTNESS), checked
 
 
-def _score_level(
-    file: Path,
-    networks: Networks,
-    videos: pl.DataFrame,
-    level: str,
-    workers: int,
-    tell: Callable[[int], None],
-) -> None:
-    """Score the videos of a level that have no stored score, and append the results to ``file``.
-
-    Videos that failed earlier are tried again.
+def _scored(
+    networks: Networks, files: Mapping[Path, Mapping[str, Any]], level: str, workers: int, todo: Sequence[Path]
+) -> Generator[Rescored]:
+    """Yield the result of scoring each file of ``todo`` at a level, in any order.
 
     Args:
-        file: the file of the level.
         networks: the networks of all folds of the run.
-        videos: one row per test video, with at least the columns ``video_id path fold content_sha256``.
+        files: by path, at least the ``fold`` and ``content_sha256`` of the video.
         level: name of the level.
         workers: number of processes that decode and encode; 0: one per core.
-        tell: called with the number of videos of this level that are done.
+        todo: paths of the files.
     """
-    known = _stored(file, networks, level).filter(pl.col("failure").is_null())
-    todo = videos.join(known, on="video_id", how="anti").to_dicts()
-    done = videos.height - len(todo)
-    tell(done)
     recipe = "" if level == UNDISTURBED else level
-    files = [FileToScore(Path(row["path"]), (row["fold"],), recipe, row["content_sha256"]) for row in todo]
-    scored, identity = score_files(networks, files, workers=workers), _identity(networks, level)
-    with JsonLines(file) as lines, closing(scored):
-        for answer in scored:
-            video, row = todo[answer.position], dict[str, Any](failure=answer.failure or None)
-            if not answer.failure:
-                row["logit"] = answer.logits[video["fold"]]
-                row["score"] = float(probabilities([row["logit"]], networks.folds[video["fold"]].temperature)[0])
-            lines.append({"identity": identity, "video_id": video["video_id"], **row}, digest=True)
-            done += 1
-            tell(done)
+    asked = [FileToScore(path, (files[path]["fold"],), recipe, files[path]["content_sha256"]) for path in todo]
+    with closing(score_files(networks, asked, workers=workers)) as answers:
+        for answer in answers:
+            file = asked[answer.position]
+            one = Rescored(path_to_text(file.path), file.content_sha256, failure=answer.failure, lasts=answer.lasts)
+            for fold, logit in answer.logits.items():
+                score = float(probabilities([logit], networks.folds[fold].temperature)[0])
+                one = replace(one, score=score, logit=logit)
+            yield one
 
 
 def _identity(networks: Networks, level: str) -> str:
@@ -162,23 +168,6 @@ def _identity(networks: Networks, level: str) -> str:
     folds = [(fold, of.weights, of.temperature, of.prior_logit) for fold, of in networks.folds.items()]
     code = [networks.store.decode_hash, networks.measured_by]
     return sha256_of_json([recipe, code, folds, networks.compute.describe()])
-
-
-def _stored(file: Path, networks: Networks, level: str) -> pl.DataFrame:
-    """Return the stored results of a level, one row per video, with columns ``video_id score logit failure``.
-
-    Damaged lines and lines of another identity (``_identity``) are skipped. If a video has several lines, the last one
-    counts.
-    """
-    identity, rows = _identity(networks, level), dict[str, Mapping[str, Any]]()
-    for line in file.read_bytes().splitlines() if file.is_file() else ():
-        try:
-            row = checked_row(line)
-        except ValueError:
-            continue
-        if row["identity"] == identity:
-            rows[row["video_id"]] = row
-    return pl.DataFrame(list(rows.values()), schema=_SCORED)
 
 
 def _check_undisturbed(scored: pl.DataFrame, networks: Networks) -> float:
