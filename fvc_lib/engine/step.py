@@ -21,7 +21,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -403,6 +403,31 @@ def attempt(compute: Callable[[], T]) -> tuple[T | None, str]:
             raise
         failure = first_line(error)
     return None, failure
+
+
+def in_batches(number: int, size: int, device: torch.device, compute: Callable[[int, int], T]) -> Iterator[T]:
+    """Yield the results of ``compute`` for consecutive batches of ``number`` items; halve them when memory runs out.
+
+    Args:
+        number: number of items.
+        size: number of items in a batch; the last batch may have fewer.
+        device: device of the computation, whose cached memory is released after memory ran out.
+        compute: function of the index of a batch's first item, and of the size of batches.
+
+    Raises:
+        MemoryExhaustedError: a single item does not fit into memory.
+    """
+    done = 0
+    while done < number:
+        result, failure = attempt(partial(compute, done, size))
+        if result is not None:
+            yield result
+            done += size
+            continue
+        release_cached_memory(device)
+        if size == 1:
+            raise MemoryExhaustedError(f"out of memory with a single clip: {failure}. {memory_advice('sample')}")
+        size //= 2
 
 
 def refuse_split_batch_norm(model: nn.Module, micro_batch: int, num_samples: int) -> None:

@@ -121,10 +121,10 @@ def test_a_new_file_gets_each_members_score_by_fold_together_and_a_known_one_its
     assert nothing.failure
     assert detector.model_id.startswith("ensemble_stacking@")
 
-    def unscored(files, clips, waiting, picture):
-        return [Finding(probed.path, failure="torn") for probed, _ in waiting.values()]
+    def unscored(probed, _failure):
+        return Finding(probed.path, failure="torn")
 
-    monkeypatch.setattr(detector.members[1], "_scored", unscored)
+    monkeypatch.setattr(detector.members[1], "_unscored", unscored)
     assert [each.failure for each in detector.predict([new, known], workers=1)] == ["torn", ""]
 
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from fvc_lib.detectors.network import Detector, Trunk, build_detector
 from fvc_lib.engine.device import clips_in_a_pass, filled_up, release_cached_memory
-from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state
+from fvc_lib.engine.step import in_batches
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
 from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.config import RunConfig
@@ -144,38 +144,34 @@ def with_features(
     clips = [(*clip, number) for clip in made if source.has(*clip) for number in range(config.clips_per_video)]
     if trunk is None or trunk.weights is None or not clips:
         return source
-    weights, trunk, num_frames = trunk.weights, trunk.eval().to(device), config.clips.num_frames
-    length, width = _computed(trunk, source, clips[:1], num_frames, device, 1).shape[1:]
+    weights, seeing, num_frames = trunk.weights, trunk.eval().to(device), config.clips.num_frames
+    length, width = _computed(seeing, source, clips[:1], num_frames, device, 1).shape[1:]
     folder = ClipStore.of(config).decode_folder / f"features_{_identity(trunk, source, config, device)[:32]}"
     featured = FeatureSource(source, folder, (length, width))
     note_use(folder, {"model": config.model, "weights": weights.sha256, "clips": source.settings_hash})
     first = int(begin * len(clips))
     missing = [clip for clip in [*clips[first:], *clips[:first]] if not featured.path(clip).exists()]
-    size = clips_in_a_pass(device, config.batch_size or DETECTORS.get(config.model).micro_batch)
-    done, there = 0, len(clips) - len(missing)
-    progress(there, len(clips))
-    while done < len(missing):
+    there = len(clips) - len(missing)
+
+    def compute(start: int, size: int) -> int:
+        progress(there + start, len(clips))
         if stop():
             raise StoppedError(
-                f"stopped as asked with the features of {done} of {len(missing)} clips computed, which stay: resume "
+                f"stopped as asked with the features of {start} of {len(missing)} clips computed, which stay: resume "
                 "the run to go on."
             )
-        batch = missing[done : done + size]
-        todo = [clip for clip in batch if not featured.path(clip).exists()]  # another fold may have computed them
-        try:
-            computed = _computed(trunk, source, todo, num_frames, device, size) if todo else ()
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or size == 1:
-                raise
-            size //= 2
-            release_cached_memory(device)
-            continue
+        # Another fold may have computed some meanwhile.
+        todo = [clip for clip in missing[start : start + size] if not featured.path(clip).exists()]
+        computed = _computed(seeing, source, todo, num_frames, device, size) if todo else ()
         for clip, features in zip(todo, computed, strict=True):
             np.save(content := io.BytesIO(), features.numpy(), allow_pickle=False)
             with atomic_output(featured.path(clip)) as temporary, temporary.open("wb") as stream:
                 write_with_digest(stream, content.getvalue())
-        done += len(batch)
-        progress(there + done, len(clips))
+        return len(todo)
+
+    size = clips_in_a_pass(device, config.batch_size or DETECTORS.get(config.model).micro_batch)
+    list(in_batches(len(missing), size, device, compute))
+    progress(len(clips), len(clips))
     release_cached_memory(device)
     return featured
 

@@ -54,7 +54,7 @@ from fvc_lib.tasks.video.verdicts.scoring import (
     Networks,
     half_of_the_cores,
     name_of,
-    score_clips,
+    score_decoded,
 )
 from fvc_lib.tasks.video.verdicts.unfamiliar import (
     FeatureDistance,
@@ -407,24 +407,44 @@ class VideoDetector(Predictor):
 
         Arguments are those of ``findings``.
         """
-        networks, waiting = self.networks, dict[int, tuple[ProbeResult, DecodedFile]]()
+        networks, distance = self.networks, self.distance
+        probes = dict[int, ProbeResult]()
+        unscored = dict[int, Finding]()
+        reasons = dict[int, tuple[str, ...]]()
+
+        def decoded(answers: Iterable[tuple[ProbeResult, DecodedFile]]) -> Iterator[DecodedFile]:
+            for probed, answer in answers:
+                if (finding := self._unscored(probed, answer.failure)) is not None:
+                    clips[answer.position].unlink(missing_ok=True)
+                    unscored[answer.position] = finding
+                    answer = replace(answer, failure="no network has to judge it")
+                else:
+                    loading.result()
+                probes[answer.position] = probed
+                yield answer
+
+        def look(place: int, frames: Pixels) -> None:
+            reasons[place] = tuple(self._reasons(probes[place], frames))
+            picture(probes[place].path, frames)
+
         with scratch_folder(networks.config) as folder, half_of_the_cores(), ThreadPoolExecutor(1) as threads:
             # The networks are loaded while the first file is decoded.
             loading: Future[Any] = threads.submit(networks.load, networks.judges if files else ())
             clips = [folder / f"{number}.npy" for number in range(len(files))]
-            looked = looked_at(networks.store, files, clips, networks.families, workers=workers)
-            with closing(looked) as answers:
-                for probed, decoded in answers:
-                    if (unscored := self._unscored(probed, decoded.failure)) is not None:
-                        clips[decoded.position].unlink(missing_ok=True)
-                        yield unscored
+            todo = [FileToScore(file, networks.judges) for file in files]
+            with closing(looked_at(networks.store, files, clips, networks.families, workers=workers)) as answers:
+                options = {"seen": look, "features": distance is not None}
+                for scored in score_decoded(networks, todo, clips, decoded(answers), **options):
+                    if scored.position in unscored:
+                        yield unscored[scored.position]
                         continue
-                    loading.result()
-                    waiting[decoded.position] = probed, decoded
-                    if len(waiting) * networks.config.clips_per_video >= networks.batch_size:
-                        yield from self._scored(files, clips, waiting, picture)
-                        waiting = {}
-            yield from self._scored(files, clips, waiting, picture)
+                    probed, unfamiliar = probes[scored.position], reasons[scored.position]
+                    if distance is not None:
+                        quantiles = distance.quantiles({fold: rows[None] for fold, rows in scored.features.items()})
+                        unfamiliar += distance.reasons(float(quantiles[0]))
+                    folds = networks.folds
+                    logits = tuple(logit / folds[fold].temperature for fold, logit in scored.logits.items())
+                    yield Finding(probed.path, probed.content_sha256, logits=logits, unfamiliar=unfamiliar)
 
     def _unscored(self, probed: ProbeResult, failure: str) -> Finding | None:
         """Return the finding on a file that no network has to judge; None if networks must judge it.
@@ -455,42 +475,6 @@ class VideoDetector(Predictor):
             return Finding(path, content, is_known=True, logits=(video["logit"] / video["temperature"],))
         reason = f"{known_sentence(video)}, of which no score is stored: no prediction."
         return Finding(path, content, is_known=True, no_prediction=(reason,))
-
-    def _scored(
-        self,
-        files: Sequence[Path],
-        clips: Sequence[Path],
-        waiting: Mapping[int, tuple[ProbeResult, DecodedFile]],
-        picture: Picture,
-    ) -> Iterator[Finding]:
-        """Judge the files that have been decoded, and yield their findings.
-
-        Args:
-            files: all files of the call.
-            clips: the clip files, in the order of ``files``.
-            waiting: the results of probing and decoding the files to judge, by their index in ``files``.
-            picture: called with the path and the clips of each file.
-        """
-        folds = self.networks.judges
-        reasons = dict[int, tuple[str, ...]]()
-        distance = self.distance
-
-        def look(place: int, frames: Pixels) -> None:
-            probed, _ = waiting[place]
-            reasons[place] = tuple(self._reasons(probed, frames))
-            picture(probed.path, frames)
-
-        todo = {place: (FileToScore(files[place], folds), decoded) for place, (_, decoded) in waiting.items()}
-        for answer in score_clips(self.networks, todo, clips, seen=look, features=distance is not None):
-            probed, _ = waiting[answer.position]
-            path = probed.path
-            content = probed.content_sha256
-            unfamiliar = reasons[answer.position]
-            if distance is not None:
-                (quantile,) = distance.quantiles({fold: rows[None] for fold, rows in answer.features.items()}).tolist()
-                unfamiliar += distance.reasons(quantile)
-            logits = tuple(answer.logits[fold] / self.networks.folds[fold].temperature for fold in folds)
-            yield Finding(path, content, logits=logits, unfamiliar=unfamiliar)
 
     def _reasons(self, probed: ProbeResult, clips: Pixels) -> Iterator[str]:
         """Yield sentences on why a file is unlike the run's videos, or shows nothing to judge.

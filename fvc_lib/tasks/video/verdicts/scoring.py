@@ -22,10 +22,9 @@ from fvc_lib.engine.device import (
     clips_in_a_pass,
     deterministic_algorithms,
     filled_up,
-    release_cached_memory,
     resolve_device,
 )
-from fvc_lib.engine.oom_detection import is_out_of_memory
+from fvc_lib.engine.step import in_batches
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import available_cores
@@ -157,10 +156,8 @@ class Networks:
                 for every batch of B clips. None: they are not needed.
         """
         flat = torch.from_numpy(np.ascontiguousarray(clips))
-        logits = list[Tensor]()
         given = dict[int, Tensor]()
         device = self.compute.device
-        done = 0
         networks = {fold: self.network(fold) for fold in folds}
 
         def note(fold: int, _head: nn.Module, args: tuple[Tensor]) -> None:
@@ -168,27 +165,20 @@ class Networks:
             features = features.mean(1) if features.ndim == 3 else features
             given[fold] = (features.flatten(2).mean(2) if features.ndim > 3 else features).cpu()
 
+        def compute(start: int, size: int) -> Tensor:
+            some = flat[start : start + size]
+            given.clear()
+            with self._precision.autocast():
+                outputs = self._outputs(networks.values(), filled_up(some, size).to(device))
+            for fold, rows in given.items():  # empty where the inputs are not needed
+                if inputs is not None and len(rows) == size:
+                    inputs.setdefault(fold, []).append(rows[: len(some)])
+            return outputs[: len(some)].double().cpu()
+
         with torch.inference_mode(), deterministic_algorithms(device), ExitStack() as stack:
             for fold, network in networks.items() if inputs is not None else ():
                 stack.callback(head_of(network).register_forward_pre_hook(partial(note, fold)).remove)
-            while done < len(flat):
-                size = clips_in_a_pass(device, self.batch_size)
-                some = flat[done : done + size]
-                given.clear()
-                try:
-                    with self._precision.autocast():
-                        outputs = self._outputs(networks.values(), filled_up(some, size).to(device))
-                except (RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error) or size == 1:
-                        raise
-                    self.batch_size = max(1, self.batch_size // 2)
-                    release_cached_memory(device)
-                    continue
-                logits.append(outputs[: len(some)].double().cpu())
-                for fold, rows in given.items():  # empty where the inputs are not needed
-                    if inputs is not None and len(rows) == size:
-                        inputs.setdefault(fold, []).append(rows[: len(some)])
-                done += len(some)
+            logits = list(in_batches(len(flat), clips_in_a_pass(device, self.batch_size), device, compute))
         return np.asarray(torch.cat(logits).numpy())
 
     def forensic_logit(self, fold: int, features: Mapping[str, float]) -> float:
@@ -304,21 +294,43 @@ def score_files(networks: Networks, files: Sequence[FileToScore], *, workers: in
         OSError: a clip cannot be written.
         FvcError: as ``Networks.logits``, or the code that decodes was changed since it was loaded here.
     """
-    waiting: dict[int, tuple[FileToScore, DecodedFile]] = {}
     if not files:
         return
     with scratch_folder(networks.config) as folder:
         clips = [folder / f"{number}.npy" for number in range(len(files))]
         with closing(decoded_files(networks.store, files, clips, networks.families, workers=workers)) as answers:
-            for answer in answers:
-                if answer.failure:
-                    yield FileScores(answer.position, failure=answer.failure, lasts=answer.lasts)
-                    continue
-                waiting[answer.position] = files[answer.position], answer
-                if len(waiting) * networks.config.clips_per_video >= networks.batch_size:
-                    yield from score_clips(networks, waiting, clips)
-                    waiting = {}
-            yield from score_clips(networks, waiting, clips)
+            yield from score_decoded(networks, files, clips, answers)
+
+
+def score_decoded(
+    networks: Networks,
+    files: Sequence[FileToScore],
+    clips: Sequence[Path],
+    answers: Iterable[DecodedFile],
+    **options: Any,
+) -> Iterator[FileScores]:
+    """Yield the scores of ``files`` in batches, while they are decoded; a file without a clip has a failure.
+
+    Args:
+        networks: the networks of a run or bundle.
+        files: the files, with the folds that judge them.
+        clips: their clip files.
+        answers: the results of decoding them, in any order.
+        options: those of ``score_clips``.
+
+    Raises:
+        FvcError: as ``Networks.logits``.
+    """
+    waiting: dict[int, tuple[FileToScore, DecodedFile]] = {}
+    for answer in answers:
+        if answer.failure:
+            yield FileScores(answer.position, failure=answer.failure, lasts=answer.lasts)
+            continue
+        waiting[answer.position] = files[answer.position], answer
+        if len(waiting) * networks.config.clips_per_video >= networks.batch_size:
+            yield from score_clips(networks, waiting, clips, **options)
+            waiting = {}
+    yield from score_clips(networks, waiting, clips, **options)
 
 
 def score_clips(
