@@ -32,10 +32,6 @@ COMPARING = "in comparing the samples of an effective batch"
 Compared = dict[str, dict[str, Tensor]]
 
 
-class ComparedMemoryError(MemoryError):
-    """Memory ran out while the samples of an effective batch were compared. Smaller micro-batches do not help."""
-
-
 def joint_part(task: object) -> JointLoss | None:
     """Return ``task`` if it has a joint loss (one that compares samples), else None."""
     return task if isinstance(task, JointLoss) and task.joint_outputs else None
@@ -140,7 +136,7 @@ def evaluated_joint_loss(joint: JointLoss, model: nn.Module, outputs: Outputs, b
     ``outputs`` are the model's outputs for all samples of ``batch``.
 
     Raises:
-        ComparedMemoryError: memory ran out.
+        MemoryError: memory ran out; the message begins with ``COMPARING``.
     """
     device = next((parameter.device for parameter in model.parameters()), "cpu")
     try:
@@ -152,7 +148,7 @@ def evaluated_joint_loss(joint: JointLoss, model: nn.Module, outputs: Outputs, b
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise ComparedMemoryError(str(error)) from error
+        raise MemoryError(f"{COMPARING}: {error}") from error
 
 
 def _blocks(rows: range, num_samples: int) -> Iterator[range]:

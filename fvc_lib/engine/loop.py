@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from fvc_lib.engine import device as devices, loading, oom_detection, step as stepping, task as tasks, training_state
 from fvc_lib.engine.device import ComputeDevice, Precision
-from fvc_lib.engine.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
+from fvc_lib.engine.joint_loss import COMPARING, evaluated_joint_loss, joint_part
 from fvc_lib.engine.loading import PlannedBatch, batch_size_of, batches_per_epoch, effective_batches, share
 from fvc_lib.engine.oom_detection import MicroBatchPlan, OutOfMemory
 from fvc_lib.engine.optimizer import learning_rate_at
@@ -497,26 +498,21 @@ def evaluate_batch(
     Raises:
         MemoryExhaustedError: a single sample does not fit, or the comparison of all samples does not.
     """
-    following, repeated = micro_batch, False
+    halvings = 0
     while True:
-        micro_batch = following
-        try:
-            return *_outputs_in_parts(task, model, batch, precision, device, micro_batch), micro_batch
-        except (RuntimeError, MemoryError) as error:
-            if not oom_detection.is_out_of_memory(error):
-                raise
-            comparing, failure = isinstance(error, ComparedMemoryError), oom_detection.first_line(error)
+        compute = partial(_outputs_in_parts, task, model, batch, precision, device, micro_batch)
+        found, failure = stepping.attempt(compute)
+        if found is not None:
+            return *found, micro_batch
         gc.collect()
         devices.release_cached_memory(device)
-        used = min(micro_batch, len(batch))
-        if repeated:
-            following = 0 if comparing else used // 2
-        repeated = True
-        report(OutOfMemory("validation", failure, used, following or None))
-        if comparing and not following:
-            raise stepping.comparison_too_large(failure, len(batch))
-        if not following:
-            raise stepping.sample_too_large(failure, batch)
+        used, is_joint = min(micro_batch, len(batch)), failure.startswith(COMPARING)
+        micro_batch = 0 if is_joint and halvings else used >> halvings
+        halvings = 1
+        report(OutOfMemory("validation", failure, used, micro_batch or None))
+        if not micro_batch:
+            too_large = stepping.comparison_too_large(failure, len(batch))
+            raise too_large if is_joint else stepping.sample_too_large(failure, batch)
 
 
 def _outputs_in_parts(
