@@ -21,7 +21,7 @@ from fvc_lib.engine.random_state import capture_random_state, restore_random_sta
 from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.step import MemoryExhaustedError, Stepper
 from fvc_lib.engine.task import LossMean
-from fvc_lib.services.checkpoint_files import CheckpointFolder, CheckpointMismatchError
+from fvc_lib.services.checkpoint_files import CheckpointFolder
 from fvc_lib.services.memory import EventDetail, MemoryObserver, NoObserver, memory_advice
 
 if TYPE_CHECKING:
@@ -219,6 +219,7 @@ class TrainingCheckpoints:
 
         Raises:
             CheckpointMismatchError: the checkpoint belongs to another configuration, data set or model.
+            RuntimeError: it has other weights than the model.
         """
         checkpoint = self._ranks.from_leader("restore", self._read)
         if checkpoint is None:
@@ -227,16 +228,7 @@ class TrainingCheckpoints:
         state = TrainingState.from_document(saved["training"], checkpoint["best_model"], micro_batches)
         if "model" not in saved:  # the training has finished (``keep_result``)
             return state
-        try:
-            model.load_state_dict(saved["model"])
-        except RuntimeError as error:
-            if oom_detection.is_out_of_memory(error):
-                raise
-            differing = " ".join(str(error).split())[:500]
-            raise CheckpointMismatchError(
-                f"{checkpoint['path']!r} is of another model: {differing}. Resume with the model it was made with, or "
-                "start a new run."
-            ) from error
+        model.load_state_dict(saved["model"])
         stepper.load_state_dict(saved)
         before = {**saved["numerics"], "planned micro-batch": str(saved["training"]["micro_batches"]["planned"])}
         now = {**self._numerics, "planned micro-batch": str(micro_batches.planned)}

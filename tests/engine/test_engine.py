@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fvc_lib.services.checkpoint_files import LATEST, CheckpointMismatchError
+from fvc_lib.services.checkpoint_files import LATEST
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.tasks.video.training import BinaryScores
 from tests.kits.engine_kit import latest_weights, same_end, stop_after
@@ -107,5 +107,5 @@ def test_other_threads_or_another_torch_withdraw_the_claim_of_equal_bits(
 
 def test_a_checkpoint_of_another_model_is_refused_by_its_tensors(make_engine, tiny_training):
     make_engine(epochs=1).fit()
-    with pytest.raises(CheckpointMismatchError, match=r"another model: .*blocks"):
+    with pytest.raises(RuntimeError, match="blocks"):
         make_engine(task=tiny_training.task(model="r2plus1d_small"), epochs=1).fit()
