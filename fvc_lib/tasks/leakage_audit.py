@@ -232,16 +232,11 @@ def _metadata_carriers(
     yield "metadata_carriers", None, whole, found, None
     size = controls.auc_within_folds(scored(controls.SIZE_AND_RATE), config)
     if not config.rescale and size.value >= _CARRIES_AUC and size.low > 0.5:
-        side, rate = index.select(pl.min_horizontal("width", "height").min(), pl.min("frames_per_second")).row()
-        rows = min(480, side // 2 * 2)  # enlarged pictures and repeated frames would give the labels away again
-        remedy = f"rescale {rows} brings all to {rows} rows and {RESCALE_RATE} frames a second, and enlarges none"
-        if side < 16 or (rate is not None and rate < RESCALE_RATE):
-            remedy = (
-                "protocol metadata_matched tests videos alike in codec, size and length. rescale does not help: the "
-                f"smallest side is {side} pixels, the lowest rate {rate or 0:.3g} frames a second, and it gives at "
-                f"least 16 rows and {RESCALE_RATE} frames a second"
-            )
-        found = f"Frame size and rate alone predict the labels: AUC {_interval(size)}. To do about it: -p {remedy}."
+        found = (
+            f"Frame size and rate alone predict the labels: AUC {_interval(size)}. To do about it: -p rescale ROWS "
+            f"gives all videos ROWS rows and {RESCALE_RATE} frames a second, where none has less of either. Else "
+            "-p protocol metadata_matched tests videos that are alike."
+        )
         yield "size_and_rate", None, size.value, found, None
 
 
