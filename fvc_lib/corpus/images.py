@@ -33,7 +33,6 @@ from fvc_lib.corpus.corpus_files import (
     CorpusFiles,
     Refusal,
     Rejections,
-    reasons_text,
     refuse_lost,
     some_of,
     written_when_refused,
@@ -61,7 +60,7 @@ class ListedImage:
     stated_group: str | None = None  # leakage group in the list of the corpus, if any
     part: str | None = None  # official part: train, validation or test
     row: int | None = None  # 1-based row of the table that lists the image
-    targets: Mapping[str, float] = field(default_factory=dict)  # known values of targets (numbers to predict) by name
+    targets: Mapping[str, float | None] = field(default_factory=dict)  # numbers to predict by name; None: unknown
 
 
 @dataclass
@@ -102,44 +101,74 @@ def list_images(corpus: AnyPath, *, allow_outside: bool = False) -> tuple[Corpus
     return files, loader.name, loader.read(files, corpus)
 
 
-# --- Food-101.
+# --- Published corpora: what their lists state of each item, and a search for its pictures.
+
+
+def _official_parts(folder: Path, lists: Mapping[str, str]) -> dict[str, str]:
+    """Map each item to its official part.
+
+    Args:
+        folder: the folder of the lists.
+        lists: maps a part to the name of its list, a text file with one item per line.
+
+    Raises:
+        DataError: a list is missing.
+        LeakageError: an item is in both lists.
+    """
+    items = {part: set(filter(None, read_lines(folder / name))) for part, name in lists.items()}
+    if both := sorted(set.intersection(*items.values())):
+        names = " and in ".join(lists.values())
+        raise LeakageError(f"leakage: {len(both)} items are in {names}: {some_of(both)}. Remove them from one.")
+    return {item: part for part, names in items.items() for item in names}
+
+
+def _list_published(
+    files: CorpusFiles, top: str, items: Mapping[str, ListedImage], names_of: Callable[[PurePosixPath], Sequence[str]],
+    absent: str, found: ImageListing,
+) -> ImageListing:  # fmt: skip
+    """Add the pictures below ``top`` with the facts of their items; reject other pictures, and items without one.
+
+    Args:
+        files: access to the files of the corpus.
+        top: folder of the pictures, relative to the root.
+        items: facts of each item by its name, such as a dish; its ``path`` stands for an item without a picture.
+        names_of: returns the names that the item of a picture may have, from the picture's path below ``top``.
+        absent: reason for the rejection of items without a picture.
+        found: receives the pictures.
+    """
+    shown = set[str]()
+    for path in files.walk(top, found.rejections):
+        name = next((name for name in names_of(PurePosixPath(path).relative_to(top)) if name in items), "")
+        refusal = files.check(path)
+        if not name:
+            refusal = Refusal("not_listed", f"{path!r} belongs to nothing in the corpus's lists. Move it away.")
+        shown.add(name)
+        found.add(replace(items.get(name, ListedImage("")), path=path_to_text(path)), refusal)
+    for name in sorted(items.keys() - shown):
+        found.add(items[name], Refusal(absent, f"{name!r} is listed and has no picture below {top}. Fetch it."))
+    return found
 
 
 def list_food101(files: CorpusFiles, corpus: Path) -> ImageListing:
     """List the images of Food-101, with their official parts (train and test).
 
-    Rejected are images that neither official list names, and lines of a list whose image is missing.
+    Rejected are images that neither official list names, and lines of a list without an image.
 
     Raises:
         DataError: one of the two lists is missing.
+        LeakageError: an image is in both lists.
     """
-    found, listed = ImageListing(), set[str]()
-    for part in ("test", "train"):  # test first: an image in both lists is a test image
-        name = f"{part}.txt"
-        for row, key in enumerate(read_lines(corpus / "meta" / name), start=1):
-            if not key:
-                continue
-            path = f"images/{key}.jpg"
-            label = key.partition("/")[0]
-            where = f"{name} row {row}: "
-            refusal = files.check(path)
-            if files.normalized(path) != path or "/" not in key:  # pie/../soup/1 is no picture of a pie
-                refusal = Refusal("malformed_row", f"{where}got {key!r}, wanted a line like apple_pie/1005649.")
-            elif path in listed:
-                refusal = Refusal("duplicate_path", f"{where}{key!r} is listed already. Drop one of the lines.")
-            listed.add(path)
-            found.add(ListedImage(path_to_text(path), escape_text(label), part=part, row=row), refusal)
-    for path in files.walk("images", found.rejections):
-        if path not in listed:
-            refusal = Refusal("not_listed", f"{path!r} is in no list of meta. Add it, or move it away.")
-            found.add(ListedImage(path_to_text(path)), refusal)
-    return found
+    parts = _official_parts(corpus / "meta", {"train": "train.txt", "test": "test.txt"})
+    images = {
+        line: ListedImage(path_to_text(f"images/{line}.jpg"), escape_text(line.partition("/")[0]), part=part)
+        for line, part in parts.items()
+    }
+    return _list_published(
+        files, "images", images, lambda path: [str(path).removesuffix(".jpg")], "missing_image", ImageListing()
+    )
 
-
-# --- Nutrition5k.
 
 _DISH_TABLES = ("dish_metadata_cafe1.csv", "dish_metadata_cafe2.csv")
-_DISH_LISTS = {"train": "rgb_train_ids.txt", "test": "rgb_test_ids.txt"}
 # Units of the targets, in the order of the columns.
 _DISH_UNITS = {"calories": "kcal", "mass": "g", "fat": "g", "carbohydrate": "g", "protein": "g"}
 
@@ -147,81 +176,35 @@ _DISH_UNITS = {"calories": "kcal", "mass": "g", "fat": "g", "carbohydrate": "g",
 def list_nutrition5k(files: CorpusFiles, corpus: Path) -> ImageListing:
     """List the pictures of Nutrition5k with the numbers (calories, mass, ...) of their dishes.
 
-    The pictures of a dish are one group. Depth images and videos are skipped. Rejected are dishes without a picture,
-    and pictures of dishes that the official lists do not name.
+    The pictures of a dish are one group. Rejected are dishes without a picture, malformed rows, depth images, and
+    pictures of dishes that the official lists do not name. Of several rows of a dish the first counts.
 
     Raises:
-        DataError: there is no table of dishes, or one of the two official lists is missing.
+        DataError: a table of dishes is missing, or one of the two official lists.
         LeakageError: a dish is in both official lists.
     """
     found = ImageListing(units=dict(_DISH_UNITS))
-    others = Rejections()
-    shown = set[str]()
-    dishes, parts = _read_dishes(corpus / "metadata", found.rejections), _read_parts(corpus / "dish_ids" / "splits")
-    for path in files.walk("imagery", others):
-        _, *folders, name = PurePosixPath(path).parts
-        if name.startswith("depth"):
-            continue
-        owner = next((folder for folder in folders if folder in dishes), "")
-        shown.add(owner)
-        dish = replace(dishes.get(owner, ListedImage("")), path=path_to_text(path), part=parts.get(owner))
-        refusal = files.check(path)
-        if not owner or (parts and owner not in parts):
-            refusal = Refusal("not_listed", f"{path!r} lies in no folder of a usable dish of the official lists.")
-        found.add(dish, refusal)
-    for name in dishes.keys() - shown:
-        found.add(dishes[name], Refusal("no_picture", f"no picture of {name!r} below imagery. Fetch it."))
-    found.rejections.rows.extend(row for row in others.rows if row[4] != "unknown_extension")
-    found.notes.append(
-        f"Nutrition5k: {len(found.images):,} pictures, without classes. Videos of side angles are not read: extract "
-        "frames into the dishes' folders to use them (ffmpeg -i camera_A.h264 -vf fps=1 camera_A_%03d.jpeg)."
-    )
-    return found
-
-
-def _read_dishes(folder: Path, rejections: Rejections) -> dict[str, ListedImage]:
-    """Return the dishes of Nutrition5k by name, with the known numbers of each dish.
-
-    A dish is a ``ListedImage`` whose ``path`` is that of its table, because its pictures are not listed yet. Malformed
-    rows are rejected, and so are further rows of the same dish. ``folder`` holds the tables.
-
-    Raises:
-        DataError: there is no table.
-    """
+    lists = corpus / "dish_ids" / "splits"
+    parts = _official_parts(lists, {"train": "rgb_train_ids.txt", "test": "rgb_test_ids.txt"}) if lists.is_dir() else {}
     dishes = dict[str, ListedImage]()
-    tables = [name for name in _DISH_TABLES if (folder / name).is_file()]
-    if not tables:
-        raise DataError(f"{str(folder)!r}: has none of {', '.join(_DISH_TABLES)}. Restore them.")
-    for table in tables:
-        for row, line in enumerate(filter(None, read_lines(folder / table)), start=1):
-            name, *cells = (cell.strip() for cell in line.split(","))
-            path, numbers = f"metadata/{table}", [_number(cell) for cell in cells[: len(_DISH_UNITS)]]
-            known = {unit: number for unit, number in zip(_DISH_UNITS, numbers, strict=False) if number is not None}
-            if not name or len(known) < len(_DISH_UNITS) or min(known.values()) < 0:
-                detail = f"got {line[:80]!r}, wanted a dish id and {len(_DISH_UNITS)} numbers of at least 0."
-                rejections.add_file(path, Refusal("malformed_row", f"{table} row {row}: {detail}"), row=row)
-            elif name in dishes:
-                detail = f"{table} row {row}: {name!r} is described already, and that row counts. Keep one."
-                rejections.add_file(path, Refusal("duplicate_path", detail), row=row)
-            else:
-                dishes[name] = ListedImage(path, stated_group=escape_text(name), row=row, targets=known)
-    return dishes
-
-
-def _read_parts(folder: Path) -> dict[str, str]:
-    """Map each dish to its official part, train or test; empty if ``folder``, which holds the lists, does not exist.
-
-    Raises:
-        DataError: one of the two lists is missing.
-        LeakageError: a dish is in both lists.
-    """
-    if not folder.is_dir():
-        return {}
-    names = {part: set(filter(None, read_lines(folder / name))) for part, name in _DISH_LISTS.items()}
-    if both := sorted(names["train"] & names["test"]):
-        lists = " and in ".join(_DISH_LISTS.values())
-        raise LeakageError(f"leakage: {len(both)} dishes are in {lists}: {some_of(both)}. Remove them from one.")
-    return {dish: part for part, dishes in names.items() for dish in dishes}
+    for table in _DISH_TABLES:
+        for row, line in enumerate(read_lines(corpus / "metadata" / table), start=1):
+            name, *cells = line.split(",")  # ingredients follow the numbers, as many as a dish has
+            numbers = dict(zip(_DISH_UNITS, map(_number, cells), strict=False))
+            dish = ListedImage(f"metadata/{table}", None, escape_text(name), parts.get(name), row, numbers)
+            if line and (len(numbers) < len(_DISH_UNITS) or None in numbers.values()):
+                wanted = f"wanted a dish id and {len(_DISH_UNITS)} numbers, got {line[:80]!r}"
+                found.add(dish, Refusal("malformed_row", f"{table} row {row}: {wanted}."))
+            elif line and (not parts or name in parts):
+                dishes.setdefault(name, dish)
+    found.notes.append(
+        "Nutrition5k has no classes. Videos of side angles are not read: extract frames into the dishes' folders "
+        "(ffmpeg -i camera_A.h264 -vf fps=1 camera_A_%03d.jpeg)."
+    )
+    return _list_published(
+        files, "imagery", dishes, lambda path: () if path.name.startswith("depth") else path.parts[:-1], "no_picture",
+        found,
+    )  # fmt: skip
 
 
 # --- A manifest: one row per file, with classes, numbers, groups and parts as far as known.
@@ -244,43 +227,44 @@ def list_manifest(files: CorpusFiles, corpus: Path) -> ImageListing:
     Raises:
         UsageError: the file is no table, has no path column, or has two columns of the same meaning.
     """
-    manifest = label_table.find_table(corpus, f"Wanted {_MANIFEST}.")
-    table, found = label_table.read_label_table(manifest), ImageListing()
+    table, found = label_table.read_label_table(label_table.find_table(corpus, f"Wanted {_MANIFEST}.")), ImageListing()
     paths, labels = ("path", "image_path", "image"), ("class", "label", "class_label")
     others = table.further_columns([paths], [labels, label_table.GROUP_COLUMNS, label_table.SPLIT_COLUMNS])
-    column_of = _target_columns(table, others, found)
-    for row in label_table.file_rows(table, files, found.rejections, paths):
+    rows = [*label_table.file_rows(table, files, found.rejections, paths)]
+    column_of = _target_columns(table.name, others, [row.cells for row in rows], found)
+    for row in rows:
         part, no_part = label_table.stated_part(row.cells)
-        values = {target: _number(row.cells[column.lower()]) for target, column in column_of.items()}
-        known = {target: value for target, value in values.items() if value is not None}
+        numbers = {target: _number(row.cells[column.lower()]) for target, column in column_of.items()}
         label, group = cell_text(row.cells, *labels), cell_text(row.cells, *label_table.GROUP_COLUMNS)
-        found.add(ListedImage(row.path, label, group, part, row.number, known), row.refused(no_part))
+        found.add(ListedImage(row.path, label, group, part, row.number, numbers), row.refused(no_part))
     return found
 
 
-def _target_columns(table: label_table.LabelTable, columns: Iterable[str], found: ImageListing) -> dict[str, str]:
+def _target_columns(
+    table: str, columns: Iterable[str], rows: Sequence[Mapping[str, str]], found: ImageListing
+) -> dict[str, str]:
     """Map the name of each target (a number to predict) to its column.
 
     A name is the column without its unit: the column ``calories_kcal`` has the target ``calories``.
 
     Args:
-        table: the manifest.
+        table: name of the manifest.
         columns: the columns that may hold numbers.
+        rows: the cells of each row by column in lower case.
         found: receives the units of the targets, and notes on cells that hold no number.
     """
-    column_of, rows = dict[str, str](), [cells for _, cells in table.records(Rejections())]
+    column_of = dict[str, str]()
     for column in columns:
         filled = [cell for cells in rows if (cell := cell_text(cells, column.lower()))]
         strange = sum(_number(cell) is None for cell in filled)
         is_read = 2 * strange <= len(filled) > 0
         if strange:
             unread = "" if is_read else " The column is not read."
-            found.notes.append(f"{table.name}: {strange:,} cells of {column!r} hold no number.{unread}")
+            found.notes.append(f"{table}: {strange:,} cells of {column!r} hold no number.{unread}")
         if is_read:
             name, _, unit = column.rpartition("_")
-            if not name or unit.lower() not in UNITS:
-                name, unit = column, ""
-            target = column if name in column_of else name  # mass_kg next to mass_g keeps its full name
+            unit = unit if name and unit.lower() in UNITS else ""
+            target = name if unit and name not in column_of else column  # mass_kg next to mass_g keeps its full name
             column_of[target], found.units[target] = column, unit
     return column_of
 
@@ -303,14 +287,12 @@ def list_folder(files: CorpusFiles, corpus: Path) -> ImageListing:
     outside the folders of classes are rejected.
     """
     found = ImageListing()
-    depth = int(all(name.lower() in PART_NAMES for name in folders_in(corpus)))
+    has_parts = all(name.lower() in PART_NAMES for name in folders_in(corpus))
     for path in files.walk("", found.rejections):
-        names, refusal = PurePosixPath(path).parts, files.check(path)
-        if refusal is None and len(names) < depth + 2:
-            refusal = Refusal("no_class", f"{path!r} lies in no folder of a class. Move it into one.")
-        label = escape_text(names[depth]) if len(names) > depth + 1 else None
-        part = PART_NAMES[names[0].lower()] if depth and label else None
-        found.add(ListedImage(path_to_text(path), label, part=part), refusal)
+        *folders, _ = PurePosixPath(path).parts
+        part = PART_NAMES[folders.pop(0).lower()] if has_parts and folders else None
+        refusal = files.check(path) if folders else Refusal("no_class", f"{path!r} lies in no folder of a class.")
+        found.add(ListedImage(path_to_text(path), escape_text(folders[0]) if folders else None, part=part), refusal)
     return found
 
 
@@ -417,8 +399,7 @@ def index_images(
             workers=config.workers, progress=progress, stop=stop,
         )  # fmt: skip
         images = _readable(images, probed, config.near_duplicate_bits, rejections)
-        images, notes = with_groups(images, looked_for=config.near_duplicate_bits > 0)
-        images = one_of_each_content(images, rejections)
+        images = one_of_each_content(with_groups(images), rejections)
         no_loss = NOT_A_LOSS | {"copy_across_split", "no_picture", "nothing_to_learn"}  # no faults of the corpus
         refuse_lost(files.root, "image", rejections.frame(), images.height, config.max_rejected_share, no_loss)
         images = without_copies_across(images, "known", "copy", rejections)
@@ -437,14 +418,9 @@ def index_images(
                 f"the images have {len(classes)} class ({', '.join(classes)}) and no number to predict. Add images of "
                 "another class, or a manifest with numbers."
             )
-    if never := sorted(set(classes).difference(images.filter(part="train")["class_label"])):
-        notes.append(f"{len(never):,} classes have no training image: {some_of(never, 8)}.")
-    rejected = rejections.frame()
-    if rejected.height:
-        notes.append(f"Left out: {reasons_text(rejected)}.")
     images = check_table(images.select(*IMAGES.columns), IMAGES, "images")
-    sentences = (*listing.notes, *notes, *split.notes)
-    return ImageIndex(images, targets, rejected, files.root, tuple(classes), units, layout, sentences)
+    notes = (*listing.notes, *split.notes)
+    return ImageIndex(images, targets, rejections.frame(), files.root, tuple(classes), units, layout, notes)
 
 
 def learnable(images: Sequence[ListedImage], targets: Sequence[str], rejections: Rejections) -> pl.DataFrame:
@@ -518,21 +494,16 @@ def _readable(
     return images.join(table, on="path", maintain_order="left")
 
 
-def with_groups(images: pl.DataFrame, *, looked_for: bool = True) -> tuple[pl.DataFrame, list[str]]:
-    """Return (images, notes): ``images`` with the additional columns ``known`` and ``group_id``, and warnings.
+def with_groups(images: pl.DataFrame) -> pl.DataFrame:
+    """Return the readable ``images`` with the additional columns ``known`` and ``group_id``.
 
     ``known`` is the part of the official split (train, validation or test) that is stated for the image. If none is, it
     is the part that is stated for other images of its stated group, else train.
 
     ``group_id`` is the leakage group, which joins images with the same stated group, and copies of the same picture.
     Copies with different values of ``known`` are not joined: ``without_copies_across`` later rejects one of them.
-
-    Args:
-        images: the readable images.
-        looked_for: whether near-copies were searched; if not, a note warns of them.
     """
-    of_group = pl.col("part").drop_nulls().min().over("stated_group")
-    of_group = pl.when(pl.col("stated_group").is_not_null()).then(of_group)
+    of_group = pl.col("part").drop_nulls().min().over(pl.coalesce("stated_group", "path"))
     images = images.with_columns(known=pl.coalesce("part", of_group, pl.lit("train")))
     smallest = pl.col("content_sha256").min().over("copy")
     facts = images.select(
@@ -541,15 +512,8 @@ def with_groups(images: pl.DataFrame, *, looked_for: bool = True) -> tuple[pl.Da
         key=pl.format("{} {}", smallest, "known"),
     )
     group_ids, _ = join_groups([GroupMember(name, name, key, stated) for stated, name, key in facts.iter_rows()])
-    notes = []
-    alone = images["stated_group"].null_count()
-    if alone and not looked_for:
-        notes.append(
-            f"{alone:,} images have no stated group, and near-copies were not looked for: a copy may be trained on and "
-            "tested on. Set near_duplicate_bits, or state groups in a manifest."
-        )
     group_id = pl.Series(group_ids, dtype=pl.String).str.replace("^video ([0-9a-f]{16})$", "image $1")
-    return images.with_columns(group_id=group_id), notes
+    return images.with_columns(group_id=group_id)
 
 
 def _rank(part: str) -> pl.Expr:
@@ -632,8 +596,7 @@ def wanted_targets(wanted: Sequence[str], units: Mapping[str, str]) -> dict[str,
     """
     if tuple(wanted) == ("none",):
         return {}
-    for name in wanted:
-        if name not in units:
-            near, have = did_you_mean(name, units), ", ".join(units) or "no column of numbers"
-            raise UsageError(f"targets: got {name!r}; the corpus has {have}.{near} Name some of these, or none alone.")
+    if unknown := [name for name in wanted if name not in units]:
+        near, have = did_you_mean(unknown[0], units), ", ".join(units) or "no column of numbers"
+        raise UsageError(f"targets: got {unknown[0]!r}, the corpus has {have}.{near} Name some of these, or none.")
     return {name: units[name] for name in wanted or units}
