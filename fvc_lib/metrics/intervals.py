@@ -7,7 +7,7 @@ data.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -377,7 +377,7 @@ def count_groups(labels: IntArray, group_of_row: IntArray) -> GroupCounts:
 OfSums = Callable[[FloatArray], FloatArray]
 
 
-def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums, bounds: Bounds = ANY_NUMBER) -> Metric:
+def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums, bounds: Bounds = ANY_NUMBER) -> SumsMetric:
     """Return a measure: a metric that holds the data of its N rows and is a function of the row weights only.
 
     The data may be predicted classes, predicted numbers or captions. So ``intervals_over_groups`` can treat all
@@ -395,7 +395,7 @@ def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums, bounds: Bou
     return metric
 
 
-def mean_measure(name: str, values: ArrayLike) -> Metric:
+def mean_measure(name: str, values: ArrayLike) -> SumsMetric:
     """Return a measure (see ``measure_of_rows``): the mean of the finite ``values`` (N,).
 
     ``name`` is the metric's name. If it is declared as a share, the bounds are 0 and 1.
@@ -407,12 +407,10 @@ def mean_measure(name: str, values: ArrayLike) -> Metric:
     return measure_of_rows(name, columns, lambda sums: divide(sums[:, 0], sums[:, 1]), bounds)
 
 
-def value_of_rows(columns: FloatArray, of_sums: OfSums) -> float:
-    """Return the metric that ``of_sums`` computes from the plain column sums of ``columns`` (N, C).
-
-    It equals the metric of ``measure_of_rows`` with all row weights 1.
-    """
-    return float(of_sums(columns.sum(axis=0, keepdims=True))[0])
+def values_of(measures: Mapping[str, SumsMetric]) -> dict[str, float]:
+    """Return the value of each measure (see ``measure_of_rows``), with the same weight for every row."""
+    rows = {name: one.columns(np.empty(0, np.int64), np.empty(0)) for name, one in measures.items()}
+    return {name: float(one.of_sums(rows[name].sum(axis=0, keepdims=True))[0]) for name, one in measures.items()}
 
 
 def intervals_over_groups(
@@ -434,7 +432,7 @@ def intervals_over_groups(
     ``group_interval``.
 
     Args:
-        measures: metrics that hold their rows, made by ``top_k_measure``, ``regression_measures`` and the like.
+        measures: metrics that hold their rows, made by ``mean_measure``, ``regression_measures`` and the like.
         groups: (N,) of group ids, all text or all numbers.
         replicates: number of half-samples to draw.
         seed: seed of the draws.

@@ -1,7 +1,8 @@
 """Metrics of recognition: of decisions between C classes, numbered 0 .. C - 1, and of predicted numbers.
 
-A measure is a metric that holds its rows. ``top_k_measure``, ``macro_measures`` and ``regression_measures`` make
-measures, and ``intervals_over_groups`` computes their confidence intervals. A value is NaN where all weights are zero.
+A measure is a metric that holds its rows. ``class_measures`` and ``regression_measures`` make measures. In
+``metrics.intervals``, ``values_of`` returns their values and ``intervals_over_groups`` their confidence intervals. A
+value is NaN where all weights are zero.
 
 The mean predictor, a control that always predicts the mean of the training part, is scored by the same functions. Its
 R2 is at most 0, and below 0 where the means of the training and the test part differ.
@@ -12,9 +13,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fvc_lib.metrics.classification import SHARE, FloatArray, IntArray, Metric, divide
+from fvc_lib.metrics.classification import SHARE, FloatArray, IntArray, SumsMetric, divide
 from fvc_lib.metrics.declaration import declare
-from fvc_lib.metrics.intervals import mean_measure, measure_of_rows, value_of_rows
+from fvc_lib.metrics.intervals import mean_measure, measure_of_rows
 
 # If the sum of squares about the weighted mean is less than this share of the sum about a fixed centre, it is rounding:
 # all rows with a weight above 0 have the same value.
@@ -53,14 +54,6 @@ def ranks_of_class(scores: ArrayLike, labels: ArrayLike) -> IntArray:
     return np.asarray((table >= of_class).sum(axis=1, dtype=np.int64))
 
 
-def top_k_measure(ranks: ArrayLike, k: int) -> Metric:
-    """Return a measure (see the module): the share of rows whose true class is among the ``k`` classes scored highest.
-
-    ``ranks`` int (N,) are the ranks of the true classes, from 1, as ``ranks_of_class`` returns them.
-    """
-    return mean_measure(f"top{k}", np.asarray(ranks) <= k)
-
-
 def class_scores(labels: ArrayLike, predicted: ArrayLike) -> dict[str, FloatArray]:
     """Return a dictionary of ``precision``, ``recall`` and ``f1`` per class, each float64 (K,).
 
@@ -71,28 +64,27 @@ def class_scores(labels: ArrayLike, predicted: ArrayLike) -> dict[str, FloatArra
     return {name: values[0] for name, values in _scores_of_sums(sums).items()}
 
 
-def macro_f1(labels: ArrayLike, predicted: ArrayLike) -> float:
-    """Return the mean of F1 over the classes that occur among ``labels`` (N,), for the classes ``predicted`` (N,).
+def class_measures(ranks: ArrayLike, labels: ArrayLike, predicted: ArrayLike) -> dict[str, SumsMetric]:
+    """Return the measures ``top1``, ``top5``, ``macro_precision``, ``macro_recall`` and ``macro_f1`` by name.
 
-    A class that is never predicted has an F1 of 0 and so lowers the mean. A class that is predicted but does not occur
-    among the labels is not averaged.
+    ``topK`` is the share of rows whose true class is among the K classes scored highest. The others are means over the
+    classes that occur among ``labels``. A class that is never predicted has an F1 of 0 and so lowers the mean. A class
+    that is predicted but does not occur among the labels is not averaged.
 
     Macro F1 is the mean of the classes' F1, not the F1 of the mean precision and recall (J. Opitz and S. Burst, "Macro
     F1 and Macro F1", 2019). It equals scikit-learn's ``f1_score`` with ``average="macro"``, ``zero_division=0`` and
     ``labels=np.unique(labels)``.
+
+    Args:
+        ranks: int (N,), the ranks of the true classes, from 1, as ``ranks_of_class`` returns them.
+        labels: (N,), the true classes, numbers or names.
+        predicted: (N,), the predicted classes.
     """
-    return value_of_rows(_class_columns(labels, predicted), partial(_macro, "f1"))
-
-
-def macro_measures(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Metric]:
-    """Return the measures ``macro_precision``, ``macro_recall`` and ``macro_f1`` by name.
-
-    They are means over the classes that occur among ``labels``, for ``intervals_over_groups``. ``labels`` and
-    ``predicted``, int (N,), are true and predicted classes.
-    """
+    measures = {f"top{k}": mean_measure(f"top{k}", np.asarray(ranks) <= k) for k in (1, 5)}
     columns = _class_columns(labels, predicted)
-    names = {f"macro_{name}": partial(_macro, name) for name in ("precision", "recall", "f1")}
-    return {name: measure_of_rows(name, columns, of_sums, SHARE) for name, of_sums in names.items()}
+    for name in ("precision", "recall", "f1"):
+        measures[f"macro_{name}"] = measure_of_rows(f"macro_{name}", columns, partial(_macro, name), SHARE)
+    return measures
 
 
 def _class_columns(labels: ArrayLike, predicted: ArrayLike) -> FloatArray:
@@ -131,47 +123,21 @@ def _macro(name: str, sums: FloatArray) -> FloatArray:
 # --- Numbers
 
 
-def regression_scores(values: ArrayLike, predicted: ArrayLike) -> dict[str, float]:
-    """Return a dictionary of ``mae``, ``rmse`` and ``r2``: mean absolute error, root mean squared error, and R2.
+def regression_measures(values: ArrayLike, predicted: ArrayLike) -> dict[str, SumsMetric]:
+    """Return the measures ``mae``, ``rmse`` and ``r2`` by name: mean absolute error, root mean squared error, and R2.
 
-    Args:
-        values: float (N,), the true numbers.
-        predicted: float (N,), or one number for all rows, as of the mean predictor.
-
-    Raises:
-        ValueError: shapes differ, a number is not finite, or there are no rows.
-    """
-    columns = _error_columns(values, predicted)
-    return {name: value_of_rows(columns, of_sums) for name, (of_sums, _) in _ERRORS.items()}
-
-
-def regression_measures(values: ArrayLike, predicted: ArrayLike) -> dict[str, Metric]:
-    """Return the measures ``mae``, ``rmse`` and ``r2`` by name, for ``intervals_over_groups``.
-
-    ``values`` and ``predicted``, float (N,), are true and predicted numbers.
-    """
-    columns = _error_columns(values, predicted)
-    return {name: measure_of_rows(name, columns, *error) for name, error in _ERRORS.items()}
-
-
-def _error_columns(values: ArrayLike, predicted: ArrayLike) -> FloatArray:
-    """Return, for each row, what it adds to the five sums that give the error metrics, float64 (N, 5).
-
-    The columns are absolute error, squared error, true value, squared true value, and 1. The median is subtracted from
-    the true values first, so that squares of large numbers, such as years, lose no digits.
+    ``values`` (N,) are finite true numbers, ``predicted`` (N,) predicted ones. If one of these is NaN, the values are.
     """
     truth = np.asarray(values, dtype=np.float64)
     errors = np.asarray(predicted, dtype=np.float64) - truth
-    if truth.ndim != 1 or not truth.size or errors.shape != truth.shape or not np.isfinite(errors).all():
-        raise ValueError(
-            f"values: got shape {truth.shape}, predicted {np.shape(predicted)}; wanted as many finite numbers (N,)."
-        )
+    # Squares of large numbers, such as years, would lose digits.
     centred = truth - np.partition(truth, truth.size // 2)[truth.size // 2]
-    return np.stack([np.abs(errors), errors**2, centred, centred**2, np.ones(truth.size)], axis=1)
+    columns = np.stack([np.abs(errors), errors**2, centred, centred**2, np.ones(truth.size)], axis=1)
+    return {name: measure_of_rows(name, columns, *error) for name, error in _ERRORS.items()}
 
 
 def _explained(sums: FloatArray) -> FloatArray:
-    """Return R2, (R,), from the sums of ``_error_columns`` under R sets of row weights; 1 is best.
+    """Return R2, (R,), from the sums of the columns of ``regression_measures`` under R sets of row weights; 1 is best.
 
     R2 is 1 minus the sum of squared errors, divided by the sum of squared deviations of the values from their weighted
     mean. NaN where all values are equal, because there is no variation to explain; scikit-learn returns 1 or 0 there.

@@ -23,15 +23,7 @@ from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.tasks.decoding import scratch_folder
-from fvc_lib.tasks.image.task import (
-    LABELS,
-    ImageDataset,
-    ImageLabels,
-    ImageRecords,
-    ImageTask,
-    decoded_side,
-    middle_view,
-)
+from fvc_lib.tasks.image.task import LABELS, ImageDataset, ImageLabels, ImageRecords, ImageTask, middle_view
 from fvc_lib.tasks.predicting import Finding, OneNetwork, Picture, Trained, no_picture
 
 _DECODER = "fvc_lib.video.decode.still_image"
@@ -99,26 +91,25 @@ class ImagePredictor(OneNetwork):
             picture: called with the path and the crop that the network sees, uint8 (3, S, S).
         """
         size = self.config.image_size
-        side = decoded_side(size, training=False)
         with scratch_folder(self.config) as folder:
             targets = [folder / f"{number}.npy" for number in range(len(files))]
             items = [
-                {"source": str(file), "target": str(target), "shortest_side": side}
+                {"source": str(file), "target": str(target), "shortest_side": size}
                 for file, target in zip(files, targets, strict=True)
             ]
             with closing(run_isolated(f"{_DECODER}:write_picture", items, workers=workers)) as answers:
                 for answer in answers:
                     file, value = files[answer.position], dict[str, str](answer.value or {})
-                    path = path_to_text(file)
+                    failure = value.get("image_error", "")
+                    lasts = not failure.startswith(f"{str(file)!r}: unreadable: ")
                     if answer.failure:
-                        yield Finding(path, failure=f"the decoder gave up: {answer.detail}", lasts=False)
-                    elif failure := value.get("image_error"):
-                        passing = failure.startswith(f"{str(file)!r}: unreadable: ")
-                        yield Finding(path, failure=failure, lasts=not passing)
-                    else:
-                        pixels = torch.from_numpy(np.load(targets[answer.position])).permute(2, 0, 1)
-                        targets[answer.position].unlink()
-                        yield self._judged(path, value["content_sha256"], middle_view(pixels, size), picture)
+                        failure, lasts = f"the decoder gave up: {answer.detail}", False
+                    if failure:
+                        yield Finding(path_to_text(file), failure=failure, lasts=lasts)
+                        continue
+                    pixels = torch.from_numpy(np.load(targets[answer.position])).permute(2, 0, 1)
+                    targets[answer.position].unlink()
+                    yield self._judged(path_to_text(file), value["content_sha256"], middle_view(pixels, size), picture)
 
     def _judged(self, path: str, content: str, view: torch.Tensor, picture: Picture) -> Finding:
         """Return the finding on one picture: its class, numbers and probabilities.
@@ -159,18 +150,15 @@ class ImagePredictor(OneNetwork):
 
 
 def _notes(labels: ImageLabels) -> tuple[str, ...]:
-    notes, calibration = [], labels.calibration
-    if calibration is not None:
-        notes.append(
-            f"Probabilities: temperature {calibration.temperature:.3g}, fitted on {calibration.num_validation:,} "
-            "validation pictures, which also chose the epoch. On the test part's "
-            f"{calibration.num_test:,} pictures they are off by {calibration.error:.2f} on average over ten bins "
-            f"({calibration.error_uncalibrated:.2f} without the temperature)."
+    of_run = "Files of the run are known again by their content alone: an altered copy of one is not."
+    if not labels.classes:
+        return (of_run,)
+    calibrated = "The run has no calibration: 'probability' is empty. Do not rely on 'probability_uncalibrated'."
+    if labels.calibration is not None:
+        calibrated = (
+            f"Probabilities: temperature {labels.calibration.temperature:.3g}, fitted on the validation part, which "
+            f"also chose the epoch. On the test part's {labels.calibration.num_test:,} pictures they are off by "
+            f"{labels.calibration.error:.2f} on average over ten bins."
         )
-    elif labels.classes:
-        notes.append("The run has no calibration: 'probability' is empty. Do not rely on 'probability_uncalibrated'.")
-    if labels.classes:
-        notes.append(
-            f"One of {len(labels.classes):,} known classes is always named, also of a picture that shows none of them."
-        )
-    return (*notes, "Files of the run are known again by their content alone: an altered copy of one is not.")
+    always = f"One of {len(labels.classes):,} known classes is always named, also of a picture that shows none of them."
+    return (calibrated, always, of_run)

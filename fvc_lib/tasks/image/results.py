@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from fvc_lib.metrics.classification import IntArray, Metric
+from fvc_lib.metrics.classification import Metric
 from fvc_lib.metrics.declaration import declaration
 from fvc_lib.metrics.intervals import intervals_over_groups
-from fvc_lib.metrics.recognition import class_scores, macro_measures, regression_measures, top_k_measure
+from fvc_lib.metrics.recognition import class_measures, class_scores, regression_measures
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import TASK_RESULTS, frame_of
 
 MODEL = "model"
@@ -36,36 +35,13 @@ def image_results(
         classes: IMAGE_PREDICTIONS of the test part.
         numbers: TARGET_PREDICTIONS of the test part.
         config: gives replicates, confidence and seed.
-
-    Raises:
-        DataError: the predictions are not those of the test part.
     """
-    classes, numbers = classes.sort("image_id"), numbers.sort("target", "image_id")
-    test, training = images.filter(part="test"), images.filter(part="train")
-    _require(test.drop_nulls("class_label"), classes, ["image_id", "class_label", "group_id"], "image_predictions")
-    of_target = ["image_id", "target", "value", "group_id"]
-    _require(targets.join(test, on="image_id", how="semi"), numbers, of_target, "target_predictions")
+    classes, training = classes.sort("image_id"), images.filter(part="train")
     rows = _class_rows(training["class_label"].drop_nulls(), classes, config) if classes.height else []
-    for (target,), predicted in numbers.group_by("target", maintain_order=True):
+    for (target,), predicted in numbers.sort("target", "image_id").group_by("target", maintain_order=True):
         known = targets.filter(target=target).join(training, on="image_id", how="semi")["value"]
         rows += _target_rows(str(target), predicted, known, config)
     return frame_of(rows, TASK_RESULTS)
-
-
-def _require(due: pl.DataFrame, made: pl.DataFrame, columns: list[str], name: str) -> None:
-    """Check that the predictions have the rows of the test part, in any order.
-
-    Args:
-        due: the rows of the test part.
-        made: the predictions.
-        columns: names of the columns to compare.
-        name: name of the predictions' table, for the message.
-
-    Raises:
-        DataError: the rows differ.
-    """
-    if not due.select(columns).sort(columns).equals(made.select(columns).sort(columns)):
-        raise DataError(f"{name}: not the rows of the test part. Run 10_image_recognition again.")
 
 
 def _class_rows(trained: pl.Series, predictions: pl.DataFrame, config: RunConfig) -> list[Row]:
@@ -76,31 +52,20 @@ def _class_rows(trained: pl.Series, predictions: pl.DataFrame, config: RunConfig
         predictions: IMAGE_PREDICTIONS of the test part.
         config: gives replicates, confidence and seed.
     """
-    counts = trained.value_counts().sort("count", "class_label", descending=[True, False])
-    by_frequency, true = counts["class_label"], predictions["class_label"]
-    names = pl.concat([by_frequency, true, predictions["predicted_label"]]).unique().sort().to_list()
-    code_of = {name: code for code, name in enumerate(names)}
-    labels, predicted = (
-        predictions[column].replace_strict(code_of, return_dtype=pl.Int64).to_numpy()
-        for column in ("class_label", "predicted_label")
-    )
+    by_frequency = trained.value_counts().sort("count", "class_label", descending=[True, False])["class_label"]
+    true = predictions["class_label"]
+    labels, predicted = true.to_numpy(), predictions["predicted_label"].to_numpy()
     groups = predictions["group_id"].to_list()
-    own = _class_measures(predictions["rank_of_class"].to_numpy(), labels, predicted)
+    own = class_measures(predictions["rank_of_class"], labels, predicted)
     rows = _measured_rows(MODEL, own, groups, config)
     # Metrics of a single class have no interval, because a class has too few pictures.
     sizes = predictions.group_by("class_label").agg(pl.len(), pl.col("group_id").n_unique()).sort("class_label").rows()
     for metric, values in class_scores(labels, predicted).items():
         for value, (name, *size) in zip(values.tolist(), sizes, strict=True):
             rows.append((MODEL, f"class:{name}", metric, "", value, None, None, *size))
-    # Classes without training pictures rank last.
     rank_of = {name: rank for rank, name in enumerate(by_frequency, start=1)}
-    ranks = true.replace_strict(rank_of, default=len(names), return_dtype=pl.Int64).to_numpy()
-    majority = _class_measures(ranks, labels, np.full(labels.size, code_of[by_frequency[0]]))
+    majority = class_measures(list(map(rank_of.__getitem__, true)), labels, np.full(labels.shape, by_frequency[0]))
     return rows + _measured_rows(MAJORITY_CLASS, majority, groups, config)
-
-
-def _class_measures(ranks: IntArray, labels: IntArray, predicted: IntArray) -> dict[str, Metric]:
-    return {"top1": top_k_measure(ranks, 1), "top5": top_k_measure(ranks, 5), **macro_measures(labels, predicted)}
 
 
 def _target_rows(target: str, predictions: pl.DataFrame, training: pl.Series, config: RunConfig) -> list[Row]:
@@ -136,9 +101,7 @@ def _measured_rows(
         list(measures.values()), groups,
         replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence,
     )  # fmt: skip
-    rows: list[Row] = []
-    for name, interval in zip(measures, intervals, strict=True):
-        declared = declaration(name)
-        of_metric = unit if declared is not None and declared.unit == "target" else ""
-        rows.append((source, subject, name, of_metric, *interval.row()))
-    return rows
+    return [
+        (source, subject, name, unit if (known := declaration(name)) and known.unit == "target" else "", *one.row())
+        for name, one in zip(measures, intervals, strict=True)
+    ]

@@ -1,7 +1,6 @@
 """Task image: labels, samples, scores and the loss of a network that predicts a class and numbers from a picture."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +15,11 @@ from torch.nn import functional as F
 from fvc_lib.detectors.frames.backbone import ImageModel, build_backbone
 from fvc_lib.detectors.network import num_trained_stages
 from fvc_lib.engine.random_state import stable_seed
-from fvc_lib.engine.task import Batch, LossSum, Outputs, Sample, SampleColumns, SampleSet, stack_samples
+from fvc_lib.engine.task import Batch, LossSum, Outputs, Sample, SampleColumns, SampleSet
 from fvc_lib.metrics.calibration import class_probabilities, expected_calibration_error, fit_class_temperature
 from fvc_lib.metrics.classification import FloatArray, IntArray
-from fvc_lib.metrics.recognition import macro_f1, ranks_of_class, regression_scores
+from fvc_lib.metrics.intervals import values_of
+from fvc_lib.metrics.recognition import class_measures, ranks_of_class, regression_measures
 from fvc_lib.services.atomic_files import path_from_text, sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -29,6 +29,7 @@ from fvc_lib.video.decode.still_image import decode_image
 
 LABELS = "labels.json"  # file of ``ImageLabels``, next to the weights
 UNKNOWN_CLASS = -1
+_CLASS_METRICS = ("top1", "top5", "macro_f1")
 _NAMED_AT_MOST = 10
 
 
@@ -38,17 +39,13 @@ class Calibration:
 
     Attributes:
         temperature: divisor of the logits, fitted on the validation part, which also chose the epoch.
-        num_validation: number of validation pictures with a class.
-        num_test: number of test pictures with a class, on which the errors were measured.
         error: expected calibration error of the predicted class's probability, with the temperature.
-        error_uncalibrated: the same at a temperature of 1.
+        num_test: number of test pictures with a class, on which the error was measured.
     """
 
     temperature: float
-    num_validation: int
-    num_test: int
     error: float
-    error_uncalibrated: float
+    num_test: int
 
 
 @dataclass(frozen=True)
@@ -120,9 +117,6 @@ class ImageRecords:
     class_indices: IntArray
     values: FloatArray
 
-    def __len__(self) -> int:
-        return self.table.height
-
 
 @dataclass(frozen=True)
 class ImageParts:
@@ -141,50 +135,37 @@ class ImageParts:
 def image_parts(images: pl.DataFrame, targets: pl.DataFrame) -> ImageParts:
     """Split the pictures of a corpus into training, validation and test part, with their classes and values.
 
-    Pictures that have neither a class nor a value are left out.
-
     Args:
         images: IMAGES, whose column ``part`` names the part of each picture.
         targets: IMAGE_TARGETS, the numbers to predict.
 
     Raises:
-        DataError: a part is empty, or the training part lacks a class or a target.
+        DataError: the training part lacks a class or a target.
     """
     classes = tuple(images["class_label"].drop_nulls().unique().sort())
     units = dict(targets.sort("target").select("target", "unit").iter_rows())
     index_of = dict(zip(classes, range(len(classes)), strict=True))
-    known = images.sort("image_id").with_columns(
-        index=pl.col("class_label").replace_strict(index_of, default=UNKNOWN_CLASS, return_dtype=pl.Int64)
-    )
-    for name in units:
-        column = targets.filter(target=name).select("image_id", pl.col("value").alias(f"value:{name}"))
-        known = known.join(column, on="image_id", how="left", maintain_order="left")
+    index = pl.col("class_label").replace_strict(index_of, default=UNKNOWN_CLASS, return_dtype=pl.Int64)
     values = [f"value:{name}" for name in units]
-    known = known.filter(pl.any_horizontal(pl.col("class_label", *values).is_not_null()))
+    named = targets.with_columns(column=pl.format("value:{}", "target"))
+    numbers = named.pivot("column", index="image_id", values="value")
+    known = images.sort("image_id").with_columns(index=index).join(numbers, "image_id", "left", maintain_order="left")
     parts = {}
     for name in PARTS:
-        part = known.filter(part=name)
-        if not part.height:
-            raise DataError(f"images: no picture with a class or a number in the {name} part. Add more groups.")
-        numbers = part.select(pl.col(values).cast(pl.Float64).fill_null(np.nan)).to_numpy()
-        parts[name] = ImageRecords(
-            table=part.select("image_id", "group_id", "path"),
-            class_indices=part["index"].to_numpy(),
-            values=np.ascontiguousarray(numbers).reshape(part.height, len(values)),
-        )
-    train = parts["train"]
+        rows = known.filter(part=name)
+        matrix = rows.select(pl.col(values).fill_null(math.nan)).to_numpy().reshape(rows.height, len(values))
+        parts[name] = ImageRecords(rows.select("image_id", "group_id", "path"), rows["index"].to_numpy(), matrix)
     if unlearned := sorted(set(classes).difference(known.filter(part="train")["class_label"])):
         raise DataError(
             f"{len(unlearned)} classes have no picture in the training part, so they cannot be learned: "
             f"{', '.join(map(repr, unlearned[:_NAMED_AT_MOST]))}. Leave them out, or give them more groups."
         )
-    labels = labels_of_training(classes, tuple(units), tuple(units.values()), train.values)
+    labels = labels_of_training(classes, tuple(units), tuple(units.values()), parts["train"].values)
     content = [
         [part, records.table["image_id"].to_list(), records.class_indices.tolist(), records.values.tobytes().hex()]
         for part, records in parts.items()
     ]
-    fingerprint = sha256_of_json([classes, units, content])
-    return ImageParts(labels, train, parts["validation"], parts["test"], fingerprint)
+    return ImageParts(labels, **parts, fingerprint=sha256_of_json([classes, units, content]))
 
 
 # The square crop that a network sees. Crops are mild because targets such as calories depend on the whole picture: a
@@ -193,18 +174,6 @@ def image_parts(images: pl.DataFrame, targets: pl.DataFrame) -> ImageParts:
 _LEAST_AREA = 0.7
 _WIDEST = 1.15  # width over height
 _COLOUR = 0.15  # brightness, contrast and saturation are scaled by 1 - this to 1 + this
-
-
-def decoded_side(size: int, *, training: bool) -> int:
-    """Return the length in pixels to which the shorter side of a picture is scaled when it is decoded.
-
-    It is large enough that every crop has at least ``size`` pixels per side, so no crop is enlarged.
-
-    Args:
-        size: side of the square that the network sees, in pixels.
-        training: whether crops are random, and so may be smaller than the centred square.
-    """
-    return math.ceil(size / math.sqrt(_LEAST_AREA / _WIDEST)) if training else size
 
 
 def middle_view(pixels: Tensor, size: int) -> Tensor:
@@ -263,9 +232,7 @@ def _placed(length: int, crop: int, side: int, draw: float) -> slice:
 
 def _grey(colours: Tensor) -> Tensor:
     """Return the luma (H, W) of float (3, H, W), by ITU-R BT.601."""
-    red, green, blue = colours
-    grey: Tensor = 0.299 * red + 0.587 * green + 0.114 * blue
-    return grey
+    return colours[0] * 0.299 + colours[1] * 0.587 + colours[2] * 0.114
 
 
 def _as_bytes(colours: Tensor) -> Tensor:
@@ -274,8 +241,6 @@ def _as_bytes(colours: Tensor) -> Tensor:
 
 def _resized(pixels: Tensor, size: int) -> Tensor:
     """Return uint8 (3, H, W) as uint8 (3, size, size), resized bilinearly with antialiasing; proportions may change."""
-    if pixels.shape[1:] == (size, size):
-        return pixels
     return _as_bytes(F.interpolate(pixels[None].float(), size=(size, size), mode="bilinear", antialias=True)[0])
 
 
@@ -296,7 +261,7 @@ class ImageDataset:
         records: the pictures.
         labels: the C classes and T targets (numbers to predict) of the corpus.
         size: S, in pixels.
-        class_weights: loss weights float64 (C,); None: all 1.
+        class_weights: loss weights float64 (C,), or one for all classes.
         mixing: settings of mixup and cutmix. If given, the samples are for training: crops are random and differ
             between epochs. None: crops are centred squares.
         seed: seed of the random crops and mixtures, which depend on seed, picture and epoch alone.
@@ -307,7 +272,7 @@ class ImageDataset:
     records: ImageRecords
     labels: ImageLabels
     size: int
-    class_weights: FloatArray | None = None
+    class_weights: FloatArray | float = 1.0
     mixing: MixSettings | None = None
     seed: int = 0
     epoch: int = 0
@@ -318,8 +283,8 @@ class ImageDataset:
 
         None if a picture has no class, since it would never be drawn.
         """
-        indices = self.records.class_indices
-        return None if (indices == UNKNOWN_CLASS).any() else tuple(indices.tolist())
+        indices = self.records.class_indices.tolist()
+        return None if UNKNOWN_CLASS in indices else tuple(indices)
 
     def at_epoch(self, epoch: int) -> Self:
         """Return the samples of ``epoch`` (0-based): the same pictures with other random crops and mixtures.
@@ -329,46 +294,42 @@ class ImageDataset:
         return self if self.mixing is None else replace(self, epoch=epoch)
 
     def __len__(self) -> int:
-        return len(self.records)
+        return self.records.table.height
 
     def __getitem__(self, index: int) -> Sample:
-        own, mix = self._own_tensors(index), None
-        if self.mixing is not None:
-            rows = self._rows_of_class if self.mixing.balanced else None
-            mix = draw_mix(self.mixing, len(self), self.size, self._generator("mix", index), rows)
-        if mix is not None:
+        own = self._own_tensors(index)
+        mix = self.mixing and draw_mix(
+            self.mixing, len(self), self.size, self._generator("mix", index), self._rows_of_class
+        )
+        if mix:
             other = self._own_tensors(mix.partner)
             own["image"] = mixed_pixels(own["image"], other["image"], mix)
-            own["class_target"] = mixed_target(own["class_target"], other["class_target"], mix)
             own["known"] = own["known"] * other["known"]
-            own["values"] = own["known"] * mixed_target(own["values"], other["values"], mix)
+            for name in ("class_target", "values"):
+                own[name] = mixed_target(own[name], other[name], mix)
+            own["values"] = own["known"] * own["values"]
         return Sample(self.records.table["image_id"][index], own)
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return the samples of ``indices`` as one batch."""
-        return stack_samples([self[index] for index in indices])
-
     @cached_property
-    def _rows_of_class(self) -> list[np.ndarray]:
-        return rows_of_classes(self.records.class_indices)
+    def _rows_of_class(self) -> list[np.ndarray] | None:
+        return rows_of_classes(self.records.class_indices) if self.mixing and self.mixing.balanced else None
 
     def _own_tensors(self, index: int) -> dict[str, Tensor]:
         """Return the tensors of the picture with number ``index``, by name, before another picture is mixed in."""
         class_index, values = int(self.records.class_indices[index]), self.records.values[index]
-        class_target = (torch.arange(len(self.labels.classes)) == class_index).float()
-        if self.class_weights is not None:
-            class_target *= torch.from_numpy(self.class_weights).float()
-        training = self.mixing is not None
+        is_class = (torch.arange(len(self.labels.classes)) == class_index).float()
         path = self.root / path_from_text(self.records.table["path"][index])
-        pixels = decode_image(path, shortest_side=decoded_side(self.size, training=training))
-        picture = torch.from_numpy(pixels).permute(2, 0, 1)
+        training = self.mixing is not None
+        # Every random crop has at least ``size`` pixels per side, so none is enlarged.
+        side = math.ceil(self.size / math.sqrt(_LEAST_AREA / _WIDEST)) if training else self.size
+        picture = torch.from_numpy(decode_image(path, shortest_side=side)).permute(2, 0, 1)
         if training:
             view = training_view(picture, self.size, self._generator("view", index))
         else:
             view = middle_view(picture, self.size)
         return {
             "image": view.contiguous(),
-            "class_target": class_target,
+            "class_target": is_class * torch.as_tensor(self.class_weights).float(),
             "class_index": torch.tensor(class_index),
             "values": torch.from_numpy(np.nan_to_num(self.labels.scaled(values)).astype(np.float32)),
             "known": torch.from_numpy(np.isfinite(values).astype(np.float32)),
@@ -389,8 +350,7 @@ def balancing_weights(records: ImageRecords, num_classes: int) -> FloatArray:
     The mean weight over the pictures with a class is 1.
     """
     counts = np.bincount(records.class_indices[records.class_indices >= 0], minlength=num_classes)
-    weights: FloatArray = counts.sum() / (num_classes * np.maximum(counts, 1))
-    return weights
+    return np.asarray(counts.sum() / (num_classes * np.maximum(counts, 1)))
 
 
 @dataclass(frozen=True)
@@ -428,9 +388,6 @@ class ImageScores(SampleColumns):
     def __init__(self, labels: ImageLabels) -> None:
         super().__init__()
         self.labels = labels
-        numbers = torch.empty(0, len(labels.targets), dtype=torch.float64)
-        self.add([], {"class_index": torch.empty(0, dtype=torch.int64), "logits": torch.empty(0, len(labels.classes))})
-        self.add([], {"predicted": numbers, "value": numbers, "known": numbers > 0})
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
         """Add the outputs for one batch.
@@ -460,8 +417,9 @@ class ImageScores(SampleColumns):
             return ScoredClasses(rows, class_indices, logits.numpy(), rows, np.empty(0), rows)
         logits = torch.nan_to_num(logits)
         probabilities, ranks = torch.softmax(logits, dim=1).amax(1), ranks_of_class(logits.numpy(), class_indices)
-        predicted = logits.argmax(1).numpy()
-        return ScoredClasses(rows, class_indices, logits.numpy(), predicted, probabilities.numpy(), ranks)
+        return ScoredClasses(
+            rows, class_indices, logits.numpy(), logits.argmax(1).numpy(), probabilities.numpy(), ranks
+        )
 
     def target(self, name: str) -> tuple[IntArray, FloatArray, FloatArray]:
         """Return the true and the predicted values of one target, for the N pictures that have a value of it.
@@ -471,12 +429,12 @@ class ImageScores(SampleColumns):
 
         Returns:
             ``(rows, values, predicted)``: row numbers among all pictures, int64 (N,); true and predicted values,
-            float64 (N,) in the target's unit.
+            float64 (N,) in the target's unit, NaN for a prediction that is not finite.
         """
         number = self.labels.targets.index(name)
         rows = np.flatnonzero(self.column("known")[:, number].numpy())
         values, predicted = (self.labels.in_units(self.column(c).numpy())[rows, number] for c in ("value", "predicted"))
-        return rows, values, predicted
+        return rows, values, np.where(np.isfinite(predicted), predicted, math.nan)
 
     def compute(self) -> dict[str, float]:
         """Return the metrics by name.
@@ -487,18 +445,13 @@ class ImageScores(SampleColumns):
         """
         metrics, classes = dict[str, float](), self.classes()
         if classes.rows.size:
-            metrics = {
-                "top1": float(np.mean(classes.ranks <= 1)),
-                "top5": float(np.mean(classes.ranks <= 5)),
-                "macro_f1": macro_f1(classes.class_indices, classes.predicted),
-            }
-        if not self.has_finite_logits:
-            metrics = dict.fromkeys(metrics, math.nan)
+            scores = values_of(class_measures(classes.ranks, classes.class_indices, classes.predicted))
+            metrics = {name: scores[name] if self.has_finite_logits else math.nan for name in _CLASS_METRICS}
         for name in self.labels.targets:
             rows, values, predicted = self.target(name)
             if rows.size:
-                scores = regression_scores(values, predicted) if np.isfinite(predicted).all() else {}
-                metrics |= {f"{error}_{name}": scores.get(error, math.nan) for error in ("mae", "r2")}
+                scores = values_of(regression_measures(values, predicted))
+                metrics |= {f"{error}_{name}": scores[error] for error in ("mae", "r2")}
         return metrics
 
 
@@ -511,12 +464,10 @@ def calibration_of(validation: ImageScores, test: ImageScores) -> Calibration | 
     if not fitted.rows.size or not tested.rows.size or not validation.has_finite_logits:
         return None
     temperature = fit_class_temperature(fitted.class_indices, fitted.logits)
-    errors = []
-    for divisor in (temperature, 1.0):
-        probabilities = class_probabilities(tested.logits, divisor)
-        right = (probabilities.argmax(axis=1) == tested.class_indices).astype(np.int64)
-        errors.append(float(expected_calibration_error(right, probabilities.max(axis=1))))
-    return Calibration(temperature, fitted.rows.size, tested.rows.size, *errors)
+    probabilities = class_probabilities(tested.logits, temperature)
+    right = (probabilities.argmax(axis=1) == tested.class_indices).astype(np.int64)
+    error = float(expected_calibration_error(right, probabilities.max(axis=1)))
+    return Calibration(temperature, error, tested.rows.size)
 
 
 class ImageTask:

@@ -50,7 +50,7 @@ def train_images(
 
     Raises:
         VideoError: a picture is missing or damaged.
-        DataError: a part is empty, or an output for a test picture is not finite.
+        DataError: the training part lacks a class or a target, or an output for a test picture is not finite.
         UsageError: backbone or weights do not load, or balanced sampling is on while a picture has no class.
         FvcError: as ``shared_training.train``, which explains ``options``.
     """
@@ -147,7 +147,7 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
         UsageError: balanced sampling is on while a training picture has no class.
     """
     balance = config.class_balance
-    weights = balancing_weights(parts.train, len(parts.labels.classes)) if balance == "loss" else None
+    weights = balancing_weights(parts.train, len(parts.labels.classes)) if balance == "loss" else 1.0
     mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha, balance == "sampler")
     validation = ImageDataset(root, parts.validation, parts.labels, config.image_size, weights)
     training = replace(validation, records=parts.train, mixing=mixing, seed=stable_seed("images", config.seed))
@@ -165,7 +165,7 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
         settings=settings,
         parameters=config.training_values() | {"backbone_weights": initial},
         networks=[Network(ImageTask(training, validation, config), parts.fingerprint)],
-        sizes={f"num_{part}": len(getattr(parts, part)) for part in tables.PARTS},
+        sizes={f"num_{part}": getattr(parts, part).table.height for part in tables.PARTS},
     )
 
 
@@ -177,13 +177,13 @@ def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFram
         scores: the outputs for these pictures, in the same order.
     """
     classes, names = scores.classes(), np.array(scores.labels.classes, dtype=object)
-    table = records.table[classes.rows].with_columns(
-        class_label=pl.Series(names[classes.class_indices].tolist(), dtype=pl.String),
-        predicted_label=pl.Series(names[classes.predicted].tolist(), dtype=pl.String),
-        probability=pl.Series(classes.probabilities),
-        rank_of_class=pl.Series(classes.ranks),
-    )
-    return tables.frame_of(table.to_dict(), tables.IMAGE_PREDICTIONS)
+    columns = {
+        "class_label": names[classes.class_indices],
+        "predicted_label": names[classes.predicted],
+        "probability": classes.probabilities,
+        "rank_of_class": classes.ranks,
+    }
+    return tables.frame_of(records.table[classes.rows].to_dict() | columns, tables.IMAGE_PREDICTIONS)
 
 
 def target_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
@@ -193,11 +193,12 @@ def target_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFra
         records: the pictures of a part.
         scores: the outputs for these pictures, in the same order.
     """
-    parts = [tables.frame_of(None, tables.TARGET_PREDICTIONS)]
+    rows = list[tuple[object, ...]]()
     for place, (name, unit) in enumerate(zip(scores.labels.targets, scores.labels.units, strict=True)):
-        rows, _, predicted = scores.target(name)
-        table = records.table[rows].with_columns(
-            target=pl.lit(name), unit=pl.lit(unit), value=records.values[rows, place], predicted=predicted
-        )
-        parts.append(tables.frame_of(table.to_dict(), tables.TARGET_PREDICTIONS))
-    return pl.concat(parts)
+        of_target, _, predicted = scores.target(name)
+        values = records.values[of_target, place].tolist()
+        pictures = records.table.select("image_id", "group_id", "path")[of_target].rows()
+        rows += [
+            (*picture, name, unit, *both) for picture, *both in zip(pictures, values, predicted.tolist(), strict=True)
+        ]
+    return tables.frame_of(rows, tables.TARGET_PREDICTIONS)
