@@ -5,8 +5,9 @@ Unless a docstring says otherwise, ``results`` are rows of TASK_RESULTS in ``ser
 an image. ``confidence`` is the coverage of the intervals.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
@@ -43,22 +44,18 @@ def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> 
         the readable name of the subject, and ``better`` is ``higher`` or ``lower``. Values are text with intervals.
         Null means that a control has no value for the metric.
     """
-    rows = pl.concat([results.clear(), *(results.filter(_about(subject)) for subject in subjects)])
+    rows = results.filter(pl.any_horizontal(map(_about, subjects)))
     texts = [
         "undefined" if value is None else interval_text(value, low, high, 2 if unit else 3)
         for value, low, high, unit in rows.select("value", "low", "high", "unit").iter_rows()
     ]
     rows = rows.with_columns(pl.Series("text", texts, pl.String), _renamed("source", wording.source_name))
-    # The first row of a metric is the model's, which has the counts that are shown.
-    rows = rows.sort(pl.col("source") != "Model", maintain_order=True)
-    counts = rows.unique(["subject", "metric"], keep="first", maintain_order=True)
-    wide = rows.pivot("source", index=["subject", "metric"], values="text")
-    table = wide.join(counts.select("subject", "metric", "unit", "num_samples", "num_groups"), ["subject", "metric"])
+    counts = ["num_samples", "num_groups"]
+    wide = rows.pivot("source", index=["subject", "metric", "unit", *counts], values="text")
     about = _renamed("subject", wording.subject_name).alias("of")
     better = _renamed("metric", wording.better_direction).alias("better")
-    sources = wide.drop("subject", "metric").columns
-    metric = _renamed("metric", wording.metric_name)
-    return table.select(about, metric, "unit", better, *sources, "num_samples", "num_groups")
+    sources = wide.drop("subject", "metric", "unit", *counts).columns
+    return wide.select(about, _renamed("metric", wording.metric_name), "unit", better, *sources, *counts)
 
 
 def _renamed(column: str, name: Callable[[str], str]) -> pl.Expr:
@@ -102,21 +99,11 @@ def target_table(images: pl.DataFrame, targets: pl.DataFrame) -> pl.DataFrame:
         images: rows of ``tables.IMAGES``.
         targets: rows of ``tables.IMAGE_TARGETS``.
     """
-    known = targets.join(images.select("image_id"), on="image_id", how="semi")
     value = pl.col("value")
     statistics = {"mean": value.mean(), "std": value.std(), "least": value.min(), "most": value.max()}
     counts = {"num_images": pl.len(), "num_groups": pl.col("group_id").n_unique()}
+    known = targets.join(images, on="image_id", how="semi")
     return known.group_by("target", "unit", maintain_order=True).agg(**counts, **statistics)
-
-
-def training_means(images: pl.DataFrame, targets: pl.DataFrame) -> dict[str, float]:
-    """Return a dict from target (a number that a network predicts for an image) to its mean over training images.
-
-    The control "mean predictor" predicts this mean for every image. ``images`` are rows of ``tables.IMAGES``, and
-    ``targets`` are rows of ``tables.IMAGE_TARGETS``.
-    """
-    training = target_table(images.filter(part="train"), targets)
-    return dict(training.select("target", "mean").iter_rows())
 
 
 def rejected_table(rejected: pl.DataFrame) -> pl.DataFrame:
@@ -153,66 +140,48 @@ def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
     """
     if predictions.is_empty():
         return theme.nothing_to_show("Confusion of classes", "No test image has a class.")
-    true, called = "class_label", "predicted_label"
-    counts = predictions.group_by(true, called).len("count")
-    counts = counts.with_columns(share=pl.col("count") / pl.col("count").sum().over(true))
-    is_right = float((predictions[true] == predictions[called]).to_numpy().mean())
+    classes, codes = np.unique(predictions["class_label", "predicted_label"].to_numpy(), return_inverse=True)
+    counts = np.zeros((classes.size, classes.size), np.int64)
+    np.add.at(counts, tuple(codes.reshape(-1, 2).T), 1)
     # A mistake counts for two classes: the true one and the predicted one.
-    is_wrong = pl.col(true) != pl.col(called)
-    sides = [counts.select(pl.col(name).alias("class"), number=pl.col("count") * is_wrong) for name in (true, called)]
-    ranked = pl.concat(sides).group_by("class").agg(pl.col("number").sum())
-    ranked = ranked.sort("number", "class", descending=[True, False])
-    classes = sorted(ranked["class"].head(_MOST_CLASSES))
-    cells = pl.DataFrame({true: classes}).join(pl.DataFrame({called: classes}), how="cross")
-    cells = cells.join(counts, on=[true, called], how="left", maintain_order="left").fill_null(0)
-    shape = (len(classes), len(classes))
+    mistakes = counts.sum(0) + counts.sum(1) - 2 * counts.diagonal()
+    chosen = np.sort(np.argsort(-mistakes, kind="stable")[:_MOST_CLASSES])
+    cells = counts[np.ix_(chosen, chosen)]
     counted = theme.in_groups(predictions.height, "test image", predictions["group_id"].n_unique())
-    cut = f"; the {len(classes)} of {ranked.height} classes with most mistakes" if len(classes) < ranked.height else ""
     drawn = theme.figure(
-        f"{is_right:.1%} of the test images are recognised",
-        f"{counted}{cut}; darker: a larger share of the class; numbers: images",
-        height=150 + 26 * max(4, len(classes)),
+        f"{counts.trace() / counts.sum():.1%} of the test images are recognised",
+        f"{counted}; {len(cells)} of {classes.size} classes, those with most mistakes; darker: a larger share of the "
+        "class; numbers: images",
+        height=150 + 26 * max(4, len(cells)),
     )
     # Row numbers distinguish classes whose shortened names are equal.
-    numbers = [str(number) for number in range(1, len(classes) + 1)]
-    ticks = [f"{figure_text(theme.shortened(name, 18))}  {n}" for name, n in zip(classes, numbers, strict=True)]
+    numbers = [str(number) for number in range(1, len(cells) + 1)]
+    named = zip(classes[chosen], numbers, strict=True)
     drawn.add_heatmap(
-        z=cells["share"].to_numpy().reshape(shape), x=numbers, y=ticks, zmin=0, zmax=1,
-        colorscale=["#FFFFFF", theme.REAL], xgap=1, ygap=1, showscale=False,
-        text=cells["count"].cast(pl.String).replace("0", "").to_numpy().reshape(shape), texttemplate="%{text}",
+        y=[f"{figure_text(theme.shortened(name, 18))}  {number}" for name, number in named],
+        z=cells / np.maximum(counts.sum(1)[chosen, None], 1), x=numbers,
+        zmin=0, zmax=1, colorscale=["#FFFFFF", theme.REAL], xgap=1, ygap=1, showscale=False,
+        text=np.where(cells, cells.astype(str), ""), texttemplate="%{text}",
         hovertemplate="%{y}, called %{x}: %{z:.1%}",
     )  # fmt: skip
     drawn.update_yaxes(title_text="Is", autorange="reversed", showgrid=False, type="category", dtick=1)
     return drawn.update_xaxes(title_text="Was called (row number)", showgrid=False, type="category", tickangle=0)
 
 
-def target_scatter_figure(
-    predictions: pl.DataFrame, results: pl.DataFrame, means: Mapping[str, float], *, confidence: float = 0.95
-) -> go.Figure:
+def target_scatter_figure(predictions: pl.DataFrame) -> go.Figure:
     """Return scatter plots of predicted against true numbers of the test images, one panel per target.
 
-    At most eight targets are drawn.
-
-    Args:
-        predictions: rows of TARGET_PREDICTIONS.
-        results: rows of TASK_RESULTS of the same run.
-        means: maps a target to its mean over the training images (``training_means``).
-        confidence: coverage of the intervals.
+    At most eight targets are drawn. ``predictions`` are rows of TARGET_PREDICTIONS.
     """
     if predictions.is_empty():
         return theme.nothing_to_show("Predicted numbers", "No number of a test image was predicted.")
     targets = predictions.select("target", "unit").unique(maintain_order=True).rows()[:_MOST_TARGETS]
-    titles = []
-    for target, unit in targets:
-        measured = results.filter(source="model", subject=f"target:{target}", metric="mae")
-        ends = measured.select("value", "low", "high").rows()
-        errors = [interval_text(value, low, high, 1) for value, low, high in ends]
-        titles.append(f"{theme.shortened(target, 24)}: off by {' '.join(errors) or 'not recorded'} {unit}".strip())
     counted = theme.in_groups(predictions["image_id"].n_unique(), "test image", predictions["group_id"].n_unique())
     drawn, places = theme.panel_grid(
-        f"{titles[0]} on average",
-        f"{counted}; {confidence:.0%} intervals over groups; at most {_MOST_TARGETS} targets, the table has all",
-        titles, columns=2, panel_height=290, horizontal_spacing=0.09,
+        "Predicted against true numbers of the test images",
+        f"{counted}; exact predictions lie on the dashed line; at most {_MOST_TARGETS} targets, the table has all",
+        [theme.shortened(target, 24) for target, _ in targets],
+        columns=2, panel_height=290, horizontal_spacing=0.09,
     )  # fmt: skip
     for (target, unit), where in zip(targets, places, strict=True):
         rows = predictions.filter(target=target).sort("image_id").head(_MOST_POINTS)
@@ -220,8 +189,6 @@ def target_scatter_figure(
         ends = [min(true + predicted), max(true + predicted)]
         look = {"where": where, "showlegend": where == places[0]}
         theme.add_line(drawn, ends, ends, "Exact", theme.NEUTRAL, width=1, dash="dash", **look)
-        if target in means:
-            theme.add_line(drawn, ends, [means[target]] * 2, "Mean predictor", theme.CONTROL, **look)
         marker = {"size": 5, "color": theme.translucent(theme.REAL, 0.5)}
         theme.add_line(drawn, true, predicted, "Test image", theme.REAL, mode="markers", marker=marker, **look)
         drawn.update_xaxes(title_text=figure_text(f"True {target} ({unit or 'no unit'})"), **where)
@@ -254,7 +221,5 @@ PANELS.register_panel("confusion", at=50, tasks=("image",))(
 
 @PANELS.register_panel("targets", at=52, tasks=("image",))
 def _targets_panel(selection: Selection) -> Shown:
-    predicted, results = table_of(selection, "target_predictions"), table_of(selection, "task_results")
-    means = training_means(table_of(selection, "images"), table_of(selection, "image_targets"))
-    figure = target_scatter_figure(predicted, results, means, confidence=confidence_of(selection))
-    return NOTHING if predicted.is_empty() else figure
+    predictions = table_of(selection, "target_predictions")
+    return NOTHING if predictions.is_empty() else target_scatter_figure(predictions)
