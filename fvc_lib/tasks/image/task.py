@@ -153,7 +153,7 @@ def image_parts(images: pl.DataFrame, targets: pl.DataFrame) -> ImageParts:
     parts = {}
     for name in PARTS:
         rows = known.filter(part=name)
-        matrix = rows.select(pl.col(values).fill_null(math.nan)).to_numpy().reshape(rows.height, len(values))
+        matrix = rows.select(pl.col(values).fill_null(math.nan)).to_numpy(order="c").reshape(rows.height, len(values))
         parts[name] = ImageRecords(rows.select("image_id", "group_id", "path"), rows["index"].to_numpy(), matrix)
     if unlearned := sorted(set(classes).difference(known.filter(part="train")["class_label"])):
         raise DataError(
