@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fvc_lib.metrics.classification import SHARE, FloatArray, IntArray, Metric, divide
+from fvc_lib.metrics.classification import SHARE, FloatArray, IntArray, SumsMetric, divide
 from fvc_lib.metrics.declaration import declare
 from fvc_lib.metrics.intervals import measure_of_rows
 
@@ -247,7 +247,7 @@ def content_word_recall(caption: str, references: Sequence[str], content: Collec
 
 
 @declare("bleu4", "BLEU-4", "higher", "Precision of n-grams up to four words, over all captions.", is_share=True)
-def bleu4_measure(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Metric:
+def bleu4_measure(captions: Sequence[str], references: Sequence[Sequence[str]]) -> SumsMetric:
     """Return a measure (a metric that holds its rows): BLEU with n-grams of up to four words, over all captions.
 
     An n-gram counts as matched at most as often as it occurs in one reference. The brevity penalty compares the

@@ -4,6 +4,7 @@ A predictor is loaded from a finished run, an ensemble or a bundle (an exported 
 names the class in ``TaskSpec.predictor``. ``predictor_of`` reads a run or an ensemble, ``tasks/bundle.py`` a bundle.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -205,7 +206,7 @@ class Trained:
         return network, (f"The model was trained by other code than this version's. What differs: {changed}.",)
 
 
-class Predictor:
+class Predictor(ABC):
     """A trained model that answers for new files.
 
     Each file goes through the network alone: its answer does not depend on the other files. A subclass has the class
@@ -235,27 +236,28 @@ class Predictor:
         self.name, self.config, self.trained, self.standing = name, config, trained, standing
         self.compute = resolve_device(config.device, config.amp)
 
+    @abstractmethod
     def write(self, folder: Path) -> dict[str, Any]:
         """Write the files that ``of_bundle`` reads, and return the task's section of ``bundle.json``.
 
         Raises:
             OSError: a file cannot be written.
         """
-        raise NotImplementedError
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - most networks are loaded at once
         """Load every network once; errors are those of ``Trained.built``."""
 
     @property
+    @abstractmethod
     def decode_hash(self) -> str:
         """The hex SHA-256 of the code and the library that decode files."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def identity(self) -> str:
         """A text that changes whenever anything changes that affects an answer, such as weights or settings."""
-        raise NotImplementedError
 
+    @abstractmethod
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Any]:
         """Yield one finding per file, in any order; a bad file gives a failure and does not stop the others.
 
@@ -268,7 +270,6 @@ class Predictor:
             FvcError: the code that decodes was changed, or a network returns values that are not finite.
             OSError: the cache cannot be written.
         """
-        raise NotImplementedError
 
     def predict(self, files: Sequence[str | Path] | str | Path, *, workers: int = 0) -> list[Prediction]:
         """Return one prediction per file, in the order of ``files``; a bad file gives a failure.
@@ -286,6 +287,7 @@ class Predictor:
             found = {answer.path: answer for answer in answers}
         return [self.row(path, found[path_to_text(path.absolute())]) for path in paths]
 
+    @abstractmethod
     def row(self, path: Path, found: Any) -> Prediction:
         """Return the prediction for ``path``.
 
@@ -293,7 +295,6 @@ class Predictor:
             path: path as the caller gave it.
             found: the finding on this file, as ``findings`` yields it.
         """
-        raise NotImplementedError
 
 
 class OneNetwork(Predictor):
@@ -364,6 +365,7 @@ class OneNetwork(Predictor):
         return cls.read(trained, bundle.folder, None)
 
     @classmethod
+    @abstractmethod
     def read(cls, trained: Trained, folder: Path, files: pl.DataFrame | None) -> Self:
         """Return the predictor of ``trained``, after reading its further files, such as labels.
 
@@ -375,7 +377,6 @@ class OneNetwork(Predictor):
         Raises:
             FvcError: a file has content that no training or export writes.
         """
-        raise NotImplementedError
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Write the table of the run's files to ``folder``, and return an empty section for ``bundle.json``.
