@@ -22,7 +22,7 @@ _AROUND = 15  # number of packets of a kind in that median
 # look ahead (x264's zerolatency, MPEG-4, VP8) use a repeated frame to refine the picture: the limit finds 2 to 41 %.
 _TINY = -3.0
 _LAYERED = frozenset({"av1"})  # half of its frames are that small: those in a layer to which no frame refers
-_PERIODS = range(4, 61)  # in packets, as in usual groups of pictures; shorter periods are patterns of P and B frames
+_SHORTEST, _LONGEST = 4, 60  # periods in packets, as of usual groups; shorter ones are patterns of P and B frames
 _FEWEST = 24  # least number of frames for a periodicity; at least three periods are needed, too
 _OUTLIER = 4.0  # in standard deviations; values are clipped, so that the first frame of a scene makes no period
 
@@ -44,9 +44,8 @@ def measure_packets(stream: Stream) -> dict[str, float]:
             off[kind] = logarithm[kind] - median_filter(logarithm[kind], _AROUND, mode="nearest")
     inter = ~stream.is_key
     # Index of every packet in presentation order; in decoding order if any time is unknown.
-    place = np.arange(len(known))
-    if timed.all():
-        place = np.argsort(np.argsort(known, kind="stable"), kind="stable")
+    order = np.argsort(known, kind="stable") if timed.all() else np.arange(len(known))
+    place = np.argsort(order)
     strength, period = periodicity(place[is_p], off[is_p])
     lengths = np.diff(np.flatnonzero(stream.is_key))
     return {
@@ -83,18 +82,16 @@ def periodicity(place: IntArray, off: Floats) -> tuple[float, float]:
     values = np.clip((off - off.mean()) / spread, -_OUTLIER, _OUTLIER)
     values -= values.mean()
     deviation = values.std()
-    best, best_period = -np.inf, np.nan
-    for period in _PERIODS:
-        if 3 * period > off.size:
-            break
+    best = []
+    for period in range(_SHORTEST, min(_LONGEST, off.size // 3) + 1):
         phase = place % period
         count = np.bincount(phase, minlength=period)
         sums = np.bincount(phase, weights=values, minlength=period)
         # A phase needs at least three packets. Its score is its mean in standard errors.
         scores = np.where(count >= 3, sums / np.sqrt(np.maximum(count, 1)), -np.inf) / deviation
-        if scores.max() > best:
-            best, best_period = float(scores.max()), float(period)
-    return (best, best_period) if np.isfinite(best) else (np.nan, np.nan)
+        best.append((float(scores.max()), -float(period)))
+    strength, negative = max(best)  # of equal scores that of the shorter period
+    return strength, -negative
 
 
 def shift(logarithm: Floats) -> float:

@@ -41,7 +41,7 @@ def measure_block_dct(luma: Float32) -> dict[str, Float32]:
         scale = chosen.mean((1, 2))
         values[band] = scale
         values[f"{band}_zeros"] = (chosen < 0.5).mean((1, 2), dtype=np.float32)
-        mean_square = np.einsum("nij,nij->n", chosen, chosen) / np.float32(chosen[0].size if len(chosen) else 1)
+        mean_square = np.einsum("nij,nij->n", chosen, chosen) / np.float32(chosen[0].size)
         has_any = scale > _FLAT
         values[f"{band}_shape"] = np.where(has_any, scale / np.sqrt(np.where(has_any, mean_square, 1)), np.nan).astype(
             np.float32

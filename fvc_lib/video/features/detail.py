@@ -27,10 +27,7 @@ def measure_sharpness(luma: Float32) -> dict[str, Float32]:
     ``luma`` holds the tiles, float32 (N, 64, 64), of which the inner 62 x 62 pixels are measured.
     """
     inner = luma[:, 1:-1, 1:-1]
-    sum_across = luma[:, 1:-1, :-2] + luma[:, 1:-1, 2:]
-    laplacian = sum_across + luma[:, :-2, 1:-1]
-    laplacian += luma[:, 2:, 1:-1]
-    laplacian -= 4 * inner
+    laplacian = luma[:, 1:-1, :-2] + luma[:, 1:-1, 2:] + luma[:, :-2, 1:-1] + luma[:, 2:, 1:-1] - 4 * inner
     # Sobel's operators: a difference over two pixels, smoothed by 1 2 1 in the other direction.
     down = luma[:, :-2] + luma[:, 2:] + 2 * luma[:, 1:-1]  # (N, 62, 64)
     right = luma[:, :, :-2] + luma[:, :, 2:] + 2 * luma[:, :, 1:-1]  # (N, 64, 62)
@@ -79,18 +76,9 @@ _TAPER = np.outer(_WINDOW, _WINDOW).astype(np.float32)
 _FLAT = 1e-3  # mean power of a coefficient per pixel below which a tile is flat
 
 
-def _rings() -> Float32:
-    """Return weights, float32 (coefficients, 33), by which the power spectrum of a tile is averaged over rings.
-
-    ``power @ weights`` is the mean power at 0, 1, ... 32 cycles per tile.
-    """
-    weights = np.zeros((_RADIUS.size, _HALF + 1), np.float32)
-    inside = _RADIUS <= _HALF
-    weights[inside, _RADIUS[inside]] = _TIMES[inside]
-    return np.asarray(weights / weights.sum(0))
-
-
-_RINGS = _rings()
+# float32 (coefficients, 33): ``power @ _RINGS`` is the mean power of a tile at 0, 1, ... 32 cycles per tile.
+_RINGS = ((_RADIUS[:, None] == np.arange(_HALF + 1)) * _TIMES[:, None]).astype(np.float32)
+_RINGS /= _RINGS.sum(0)
 _FITTED = np.arange(2, 25)  # frequencies that the power law is fitted to: not those of the taper, nor the tail
 _LAW = np.linalg.pinv(np.stack([np.log2(_FITTED), np.ones(_FITTED.size)], axis=1)).astype(np.float32)  # (2, rings)
 _TAIL = np.arange(28, 33)
@@ -100,23 +88,16 @@ _OFF_GRID = ~np.isin(_DOWN % 8, (7, 0, 1)) & ~np.isin(_RIGHT % 8, (7, 0, 1))
 _PEAKS = np.flatnonzero(_OFF_GRID.ravel() & (_RADIUS >= 10) & (_RADIUS <= _HALF))
 
 
-def _regions() -> Float32:
-    """Return weights, float32 (coefficients, 4), by which the power spectrum of a tile is averaged over four regions.
-
-    The regions are: the highest frequencies in both directions, the frequencies next to them, high frequencies along
-    rows, and high frequencies along columns. ``power @ weights`` is the mean power in every region.
-    """
-    regions = [
-        (_DOWN >= 31) & (_RIGHT >= 31),
-        (_DOWN >= 26) & (_RIGHT >= 26) & (_DOWN + _RIGHT <= 59),
-        (_RIGHT >= 12) & (3 * _DOWN < _RIGHT),
-        (_DOWN >= 12) & (3 * _RIGHT < _DOWN),
-    ]
-    weights = np.stack([region.ravel() * _TIMES for region in regions], axis=1)
-    return np.asarray(weights / weights.sum(0), np.float32)
-
-
-_REGIONS = _regions()
+# Highest frequencies in both directions, frequencies next to them, high ones along rows, and high ones along columns.
+_MASKS = (
+    (_DOWN >= 31) & (_RIGHT >= 31),
+    (_DOWN >= 26) & (_RIGHT >= 26) & (_DOWN + _RIGHT <= 59),
+    (_RIGHT >= 12) & (3 * _DOWN < _RIGHT),
+    (_DOWN >= 12) & (3 * _RIGHT < _DOWN),
+)
+_WEIGHTS = np.stack([mask.ravel() * _TIMES for mask in _MASKS], axis=1)
+# float32 (coefficients, 4): ``power @ _REGIONS`` is the mean power of a tile in these four regions.
+_REGIONS = np.asarray(_WEIGHTS / _WEIGHTS.sum(0), np.float32)
 _LINE = 56  # pixels, seven blocks of 8: the grid of blocks affects only every seventh frequency
 _BEND = 2.0  # grey levels; larger second differences are clipped, so that edges do not hide the traces of scaling
 _OFF_BLOCKS = np.array([number for number in range(4, _LINE // 2) if number % 7])
@@ -209,7 +190,7 @@ def measure_noise(luma: Float32) -> dict[str, Float32]:
     """
     square3 = _square3(luma)
     square5 = _square5(luma)
-    third = (_third(luma), _third(luma.swapaxes(1, 2)))
+    third = (np.diff(luma, n=3, axis=2), np.diff(luma, n=3, axis=1))  # -1 3 -3 1; the squares of the weights sum to 20
     fine, coarse = _wavelet_noise(luma)
     has_grain = np.minimum(fine, coarse) > _NO_NOISE
     grain = np.log2(np.where(has_grain, coarse, 1) / np.where(has_grain, fine, 1))
@@ -225,13 +206,6 @@ def measure_noise(luma: Float32) -> dict[str, Float32]:
         "wavelet_coarse": coarse,
         "grain": np.where(has_grain, grain, np.nan).astype(np.float32),
     }
-
-
-def _third(luma: Float32) -> Float32:
-    """Return ``luma`` filtered by -1 3 -3 1 along rows, (N, 64, 61); the squares of the weights sum to 20."""
-    steps: Float32 = luma[:, :, 1:] - luma[:, :, :-1]
-    bends: Float32 = steps[:, :, 1:] - steps[:, :, :-1]
-    return bends[:, :, 1:] - bends[:, :, :-1]
 
 
 def _square3(luma: Float32) -> Float32:
@@ -268,7 +242,7 @@ def _kurtosis(residual: Float32) -> Float32:
     """
     squares = residual * residual
     mean_square = squares.mean((1, 2))
-    fourth = np.einsum("nij,nij->n", squares, squares) / np.float32(squares[0].size if len(squares) else 1)
+    fourth = np.einsum("nij,nij->n", squares, squares) / np.float32(squares[0].size)
     has_any = mean_square > _NO_RESIDUAL
     return np.where(has_any, fourth / np.where(has_any, mean_square, 1) ** 2, np.nan).astype(np.float32)
 
@@ -293,8 +267,6 @@ def _wavelet_noise(luma: Float32) -> tuple[Float32, Float32]:
     """
     import pywt  # takes 0.2 s to load; not needed to list the families
 
-    if not len(luma):
-        return np.empty(0, np.float32), np.empty(0, np.float32)
     details = []
     for _ in range(2):
         luma, (_, _, diagonal) = pywt.dwt2(luma, "db2", mode="symmetric", axes=(1, 2))

@@ -111,9 +111,9 @@ class FeatureFamily:
         paper: publication that describes the method.
         features: its features, in the order of their columns.
         measure: function that returns a mapping from feature names to values. For ``tiles`` it takes the luma of a
-            frame's tiles, float32 (N, 64, 64), and returns arrays (N,). For ``pairs`` it takes a ``Run`` of at least
-            two frames and returns arrays of any shape. For ``stream`` it takes a ``Stream`` and returns numbers. N may
-            be 0.
+            frame's tiles, float32 (N, 64, 64), N > 0, and returns arrays (N,). For ``pairs`` it takes a ``Run`` of two
+            or more frames, maybe without tiles, and returns arrays of any shape. For ``stream`` it takes a ``Stream``
+            and returns numbers.
         of: kind of input of ``measure``: tiles of single frames, pairs of neighbouring frames, or the stream.
     """
 

@@ -103,7 +103,7 @@ def test_every_family_declares_its_columns_and_measures_what_it_declares(name):
     draw, measured = np.random.default_rng(0), []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for num_frames, num_tiles in ((4, 3), (1, 2), (2, 0), (1, 0)):
+        for num_frames, num_tiles in ((4, 3), (1, 2), (2, 0), (1, 0))[: 2 if family.of == "tiles" else 4]:
             luma = draw.integers(0, 256, (num_frames, num_tiles, TILE, TILE)).astype(np.float32)
             run = Run(luma, draw.uniform(0, 255, (num_frames, 9, 16)).astype(np.float32))
             numbers = np.arange(num_frames)
