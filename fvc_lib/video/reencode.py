@@ -13,6 +13,7 @@ frame nearest in time.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
@@ -45,7 +46,6 @@ from fvc_lib.video.decode.file_parts import sha256_of_video
 from fvc_lib.video.decode.frame_table import IntArray, Seconds, read_frame_table
 from fvc_lib.video.decode.pixels import SCALER, FrameConverter, Orientation
 from fvc_lib.video.decode.source import (
-    RefusedVideo,
     UnreadableVideo,
     UnsupportedVideo,
     VideoSource,
@@ -145,8 +145,6 @@ class Recipe:
 
 
 _SAME_SECONDS = 1e-3
-# Limits of repeated frames: with damaged times a constant rate could give days of video.
-_MOST_COPIES, _FEW_FRAMES = 100, 1000
 
 # Macroblock trees are off. With them the bytes that x264 writes vary from call to call at 96 x 64, 112 x 112 and 320 x
 # 240 pixels (in core 165, whose vector code reads uninitialised memory), so runs would not be reproducible.
@@ -205,17 +203,6 @@ REENCODED_FOLDER = "reencoded"
 TIMEOUT_SECONDS = 3600.0  # time limit of one video, which may be hours long
 
 
-def reencoded_path(content_sha256: str, recipe: str, cache_dir: AnyPath) -> Path:
-    """Return the path in ``cache_dir`` of a re-encoded video, which need not exist.
-
-    Args:
-        content_sha256: hexadecimal SHA-256 of the source video.
-        recipe: name of the recipe.
-        cache_dir: the cache.
-    """
-    return reencoded_folder(recipe, cache_dir) / content_sha256[:2] / f"{content_sha256}.mp4"
-
-
 def reencoded_folder(recipe: str, cache_dir: AnyPath) -> Path:
     """Return the folder in ``cache_dir`` for videos re-encoded by ``recipe``; its name holds the recipe's digest."""
     return Path(cache_dir) / REENCODED_FOLDER / f"{recipe}_{recipe_named(recipe).digest[:32]}"
@@ -234,9 +221,10 @@ def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:
         OSError: the file cannot be written.
     """
     try:
-        target = reencoded_path(sha256_of_video(path), recipe, cache_dir)
+        content_sha256 = sha256_of_video(path)
     except OSError as error:
         raise UnreadableVideo(Path(path), system_reason(error)) from error
+    target = reencoded_folder(recipe, cache_dir) / content_sha256[:2] / f"{content_sha256}.mp4"
     record = target.with_suffix(".json")
     if not target.is_file() or sha256_of_file(target) != read_json_object(record).get("sha256"):
         reencode(path, target, recipe_named(recipe))
@@ -270,10 +258,7 @@ def reencode(source: AnyPath, target: AnyPath, recipe: Recipe) -> None:
         def begin(video: VideoSource, _: int, times: Seconds | None) -> _Writer:
             assert times is not None  # ``decode`` passes the times if ``in_order``
             attempts.close()
-            try:
-                container = av.open(str(temporary), "w", format="mp4", options={"fflags": "+bitexact"})
-            except av.error.FFmpegError as error:
-                raise OSError(error.errno, error.strerror, str(temporary)) from error
+            container = av.open(str(temporary), "w", format="mp4", options={"fflags": "+bitexact"})
             return _Writer(attempts.enter_context(container), video, recipe, times)
 
         decode(opened, read_frame_table(opened), begin, in_order=True).sink.end()
@@ -292,9 +277,6 @@ class _Writer:
     def __init__(self, output: Any, source: VideoSource, recipe: Recipe, times: Seconds) -> None:
         self._output, self._source, self._recipe = output, source, recipe
         self._places, self._seconds = recipe.shown(times)
-        if len(self._places) > _MOST_COPIES * len(times) + _FEW_FRAMES:
-            apart = f"{len(times):,} frames over {self._seconds[-1]:,.0f} seconds"
-            raise RefusedVideo(source.path, f"{apart}, which would be {len(self._places):,} at {recipe.rate} a second")
         self.wanted = set(range(len(times)))
         self._next, self._last_pts = 0, -1
         self._converter = FrameConverter(None, None)  # it also records the orientation
@@ -338,10 +320,9 @@ class _Writer:
         try:
             yield
         except av.error.FFmpegError as error:
-            if isinstance(error, OSError) and error.errno is not None and 0 < error.errno < 200 and error.errno != 22:
+            if isinstance(error, OSError) and 0 < (error.errno or 0) < 200 and error.errno != errno.EINVAL:
                 raise OSError(error.errno, error.strerror, error.filename) from error  # an error of the disk
-            what = f"{self._recipe.codec} does not encode {self._size[0]} x {self._size[1]} {self._format}"
-            detail = f"{what}: {system_reason(error).rstrip('.')}"
+            detail = f"{self._recipe.codec} does not encode it: {system_reason(error).rstrip('.')}"
             raise UnsupportedVideo(self._source.path, detail, "Leave it out, or take another recipe.") from error
 
     def _begun(self, frame: VideoFrame) -> VideoStream:
@@ -350,11 +331,12 @@ class _Writer:
         self._format, *size = self._written_as(frame)
         self._size = width, height = (size[0], size[1])
         span = float(self._seconds[-1])
-        rate = Fraction((len(self._seconds) - 1) / span).limit_denominator(1001) if span > 0 else Fraction(25)
-        rate = Fraction(recipe.rate or rate)
+        mean = Fraction((len(self._seconds) - 1) / span).limit_denominator(1001) if span > 0 else Fraction(25)
         options = {**dict(recipe.options), **({"crf": str(recipe.crf)} if recipe.crf else dict(_LOSSLESS))}
         codec = "libx264rgb" if self._format == _RGB else recipe.codec
-        stream = cast(VideoStream, self._output.add_stream(codec, rate=max(rate, Fraction(1, 1001))))
+        stream = cast(
+            VideoStream, self._output.add_stream(codec, rate=max(Fraction(recipe.rate or mean), Fraction(1, 1001)))
+        )
         stream.width, stream.height = (height, width) if turned else (width, height)
         stream.pix_fmt = self._format
         context = stream.codec_context

@@ -20,10 +20,12 @@ from PIL import Image
 from fvc_lib.video.augmentations import AugmentationPlan, Blur, Color, Downscale, Float, Jpeg, Operation, Pixels
 
 _VERSION = 1  # part of the seed: raise it when the same clip gives other pixels
-_SHIFT_X = 0.05
-_SHIFT_Y = 0.025
-_SCALE = 0.95
 _WAVES = (2, 3, 4)  # periods around the ellipse by which its outline is deformed
+# From which numbers are drawn: scale, shift in x and y, width, height, height and phase of each wave, and edge.
+_RANGES = (
+    (0.95, 1 / 0.95), (-0.05, 0.05), (-0.025, 0.025), (0.85, 1.15), (0.85, 1.15),
+    *((0, 0.08), (0, 2 * math.pi)) * len(_WAVES), (0.1, 0.5),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,7 @@ class Tint(Operation, name="tint", probability=0):
 
     def apply(self, pixels: Float) -> Float:
         """Return changed pixels, as ``Operation.apply``."""
-        levels = np.array(self.levels, np.float32)
-        return pixels + levels[:, None, None]
+        return pixels + np.array(self.levels, np.float32)[:, None, None]
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,7 @@ class Sharpen(Operation, name="sharpen", probability=0):
 
     def apply(self, pixels: Float) -> Float:
         """Return changed pixels, as ``Operation.apply``."""
-        blurred = Blur(0.8).apply(pixels)
-        return pixels + np.float32(self.amount) * (pixels - blurred)
+        return pixels + np.float32(self.amount) * (pixels - Blur(0.8).apply(pixels))
 
 
 @dataclass(frozen=True)
@@ -87,20 +87,12 @@ def draw_self_blend(video_id: str, number: int) -> SelfBlend:
     digest = hashlib.sha256(key.encode()).digest()
     generator = np.random.default_rng(int.from_bytes(digest[:16], "big"))
 
-    def between(low: float, high: float) -> float:
-        drawn = generator.uniform(low, high)
-        return round(float(drawn), 6)
-
-    scale = between(_SCALE, 1 / _SCALE)
-    shift_x = between(-_SHIFT_X, _SHIFT_X)
-    shift_y = between(-_SHIFT_Y, _SHIFT_Y)
-    width = between(0.85, 1.15)
-    height = between(0.85, 1.15)
-    waves = tuple((between(0, 0.08), between(0, 2 * math.pi)) for _ in _WAVES)
-    edge = between(0.1, 0.5)
+    drawn = [round(value, 6) for value in generator.uniform(*np.transpose(_RANGES)).tolist()]
+    scale, shift_x, shift_y, width, height, *waves, edge = drawn
     opacity = float(generator.choice([0.25, 0.5, 0.75, 1, 1, 1]))
     changes = AugmentationPlan(_changes(generator))
-    return SelfBlend(changes, scale, shift_x, shift_y, width, height, waves, edge, opacity)
+    pairs = tuple(zip(waves[::2], waves[1::2], strict=True))
+    return SelfBlend(changes, scale, shift_x, shift_y, width, height, pairs, edge, opacity)
 
 
 def _changes(generator: np.random.Generator) -> tuple[Operation, ...]:
@@ -182,15 +174,11 @@ class _Ellipse:
         turned = (x + 1j * y - self.centre) / self.down
         place = turned.real / self.height + 1j * (turned.imag / self.width)
         angle = np.angle(place)
-        outline = np.ones(angle.shape)
-        for period, (height, phase) in zip(_WAVES, blend.waves, strict=True):
-            outline += height * np.cos(period * angle + phase)
-        share = (outline - np.abs(place)) / blend.edge
-        share = share.clip(0, 1)
-        smooth = share * share * (3 - 2 * share)
+        waves = zip(_WAVES, blend.waves, strict=True)
+        deformed = (height * np.cos(period * angle + phase) for period, (height, phase) in waves)
+        share = np.clip((sum(deformed, start=np.ones(angle.shape)) - np.abs(place)) / blend.edge, 0, 1)
         # Rounding keeps the last bits of sines, which differ between processors, out of the pixels.
-        weight: npt.NDArray[np.float64] = np.round(blend.opacity * smooth, 6)
-        return weight
+        return np.round(blend.opacity * (share * share * (3 - 2 * share)), 6)
 
 
 def _moved(copy: Pixels, ellipse: _Ellipse, blend: SelfBlend) -> tuple[Pixels, npt.NDArray[np.bool_]]:

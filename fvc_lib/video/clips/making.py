@@ -22,13 +22,13 @@ from fvc_lib.services.registry import CROPS, PLAIN_VIEW
 from fvc_lib.services.tables import AUGMENTED, SEEN_CLIPS, frame_of, write_table
 from fvc_lib.video.augmentations import Pixels, apply_augmentation, draw_augmentation
 from fvc_lib.video.clips.store import FIRST_BLEND, ClipStore
-from fvc_lib.video.decode.views import SeenClip
 from fvc_lib.video.reencode import TIMEOUT_SECONDS as REENCODE_SECONDS
 from fvc_lib.video.self_blending import draw_self_blend, self_blended
 
 TIMEOUT_SECONDS = 120.0  # time limit of decoding one clip of one video
 CROP_ADDRESS_BYTES = 24 << 30  # address space of a process that crops: torch's CUDA libraries alone take gigabytes
 _CROP_WORKER_BYTES = 1 << 30  # resident memory of such a process, with torch and a network that finds faces
+_AGAIN = "Delete the clip next to it (.npy) and run 03_augmentation again."
 DECODE_FUNCTION = "fvc_lib.video.clips.worker:make_original"  # run in the worker processes
 
 
@@ -131,16 +131,12 @@ def write_seen(store: ClipStore, index: pl.DataFrame, path: AnyPath) -> pl.DataF
     rows: list[dict[str, Any]] = []
     videos = index.select("video_id", "group_id", "label", "path").to_dicts() if store.view != PLAIN_VIEW else []
     for video in videos:
-        record = store.seen_path(video["video_id"])
-        if not store.has(video["video_id"], 0):
-            continue
-        try:
-            seen = [asdict(SeenClip(**clip)) for clip in read_document(record)["clips"]]
-        except (OSError, ValueError, TypeError, LookupError) as error:
-            raise DataError(
-                f"{str(record)!r}: {error}. Delete the clip next to it (.npy) and run 03_augmentation again."
-            ) from error
-        rows += [{**video, **clip, "note": clip["note"] or None} for clip in seen]
+        if store.has(video["video_id"], 0):
+            record = store.seen_path(video["video_id"])
+            seen = read_document(record).get("clips")
+            if seen is None:
+                raise DataError(f"{str(record)!r} is missing or damaged. {_AGAIN}")
+            rows += [{**video, **clip, "note": clip["note"] or None} for clip in seen]
     table = frame_of({name: [row[name] for row in rows] for name in SEEN_CLIPS.columns}, SEEN_CLIPS)
     if store.view != PLAIN_VIEW:
         write_table(table, SEEN_CLIPS, path)

@@ -212,11 +212,10 @@ def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, b
     """
     height, width = pictures.shape[2:]
     if view.crop:
-        boxes = found = boxes_of(view, pictures)
-        if boxes is None:  # the largest square in the middle
-            middle = min(height, width)
-            centre = np.array([(width - middle) / 2, (height - middle) / 2, middle, middle])
-            boxes = np.tile(centre, (len(pictures), 1))
+        found = boxes_of(view, pictures)
+        middle = min(height, width)  # side of the largest square in the middle
+        centre = np.array([(width - middle) / 2, (height - middle) / 2, middle, middle])
+        boxes = np.tile(centre, (len(pictures), 1)) if found is None else found
         cut = [cut_out(picture, box, side) for picture, box in zip(pictures, boxes, strict=True)]
         return np.stack(cut), boxes, found is not None
     if view.fit.startswith("squash"):
@@ -224,12 +223,10 @@ def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, b
         box = np.array([(1 - across) / 2 * width, (1 - down) / 2 * height, across * width, down * height])
         return np.stack([cut_out(picture, box, side) for picture in pictures]), np.tile(box, (len(pictures), 1)), True
     top, left = round((height - side) / 2), round((width - side) / 2)
-    part = pictures[:, :, max(0, top) : max(0, top) + side, max(0, left) : max(0, left) + side]
-    frames = np.zeros((len(pictures), 3, side, side), np.uint8)
-    down = max(0, -top)
-    across = max(0, -left)
-    frames[:, :, down : down + part.shape[2], across : across + part.shape[3]] = part
-    box = np.array([max(0, left), max(0, top), part.shape[3], part.shape[2]], float)
+    padded = np.pad(pictures, ((0, 0), (0, 0), (max(0, -top), side), (max(0, -left), side)))
+    top, left = max(0, top), max(0, left)
+    frames = padded[:, :, top : top + side, left : left + side]
+    box = np.array([left, top, min(side, width), min(side, height)], float)
     return frames, np.tile(box, (len(pictures), 1)), True
 
 
