@@ -178,7 +178,7 @@ class _Ellipse:
         deformed = (height * np.cos(period * angle + phase) for period, (height, phase) in waves)
         share = np.clip((sum(deformed, start=np.ones(angle.shape)) - np.abs(place)) / blend.edge, 0, 1)
         # Rounding keeps the last bits of sines, which differ between processors, out of the pixels.
-        return np.round(blend.opacity * (share * share * (3 - 2 * share)), 6)
+        return np.asarray(np.round(blend.opacity * (share * share * (3 - 2 * share)), 6))
 
 
 def _moved(copy: Pixels, ellipse: _Ellipse, blend: SelfBlend) -> tuple[Pixels, npt.NDArray[np.bool_]]:
