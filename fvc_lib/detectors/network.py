@@ -6,7 +6,7 @@ configuration. ``tune`` chooses which of its parts are trained.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from fvc_lib.detectors.effort import adapt
 from fvc_lib.detectors.weights import BEGUN_WITH, LoadedWeights, load_weights
+from fvc_lib.engine.oom_detection import first_line, is_out_of_memory
 from fvc_lib.services.checkpoint_files import weights_digest
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.config_fields import TUNE, TUNE_WORDS
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
@@ -138,11 +138,6 @@ class Trunk(nn.Module):
             state_dict |= super().state_dict(prefix=prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def note_missing_weights(self, spec: DetectorSpec) -> None:
-        """Add a note if the network starts from scratch, though ``spec`` names published weights."""
-        if self.weights is None and spec.weights:
-            self.notes += (f"trained from scratch, without its published weights ({spec.weights})",)
-
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
         """Return the parts whose activations gradient checkpointing may recompute.
 
@@ -172,15 +167,14 @@ class Trunk(nn.Module):
         try:
             features = self.encode(self.normalised(frames))
         except (AssertionError, ValueError, RuntimeError) as error:
-            words = str(error).lower()
-            is_about_shapes = any(part in words for part in ("size", "shape", "dimension")) and "memory" not in words
-            if isinstance(error, RuntimeError) and not is_about_shapes:
+            of_shapes = re.search("size|shape|dimension|match", str(error), re.IGNORECASE)
+            if isinstance(error, RuntimeError) and (is_out_of_memory(error) or not of_shapes):
                 raise
-            reason = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
             num_frames, _, height, width = frames.shape[1:]
             raise UsageError(
                 f"a {type(self.network).__name__} does not take clips of {num_frames} frames of {height} x {width} "
-                f"pixels: {reason}. Give num_frames 0 and fixed_size 0, the model's own values, or another model."
+                f"pixels: {first_line(error).removesuffix('.')}. Give the values that it was made for "
+                "(num_frames 0 and fixed_size 0; image_size for a backbone), or another network."
             ) from error
         return features if self.per_frame else features.unsqueeze(1)
 
@@ -203,6 +197,10 @@ class PictureTrunk(Trunk):
     def encode_pictures(self, pictures: Tensor) -> Tensor:
         """Return features (N, F) of normalised pictures, float (N, 3, H, W)."""
         return self.network(pictures)
+
+    def stages(self) -> tuple[tuple[nn.Parameter, ...], ...]:
+        """Return the parameters, one tuple per stage, as ``parameters_by_stage`` divides the network."""
+        return parameters_by_stage(self.network)
 
 
 class Detector(nn.Module):
@@ -279,8 +277,6 @@ def build_detector(config: RunConfig) -> nn.Module:
             f"tune: got {config.tune!r} for model {config.model!r} without weights: what is not trained would stay "
             "random. Give its weights with model_weights, or tune all."
         )
-    if trunk is not None:
-        trunk.note_missing_weights(spec)
     tune(network, config.tune or ("all" if random else spec.tune))
     if trunk is not None:
         trunk.is_frozen = not any(parameter.requires_grad for parameter in trunk.parameters())
@@ -288,23 +284,14 @@ def build_detector(config: RunConfig) -> nn.Module:
 
 
 def _headed(spec: DetectorSpec, config: RunConfig) -> Detector:
-    trunk = build_trunk(spec, config)
+    clips, weights = config.clips, weights_path(config.model_weights)
+    licence = spec.weights_licence or "unknown"
+    trunk = built_trunk(spec, TrunkOptions(config.model, clips.num_frames, clips.side, weights, licence))
     name = config.head or spec.head
     size = getattr(trunk, "frame_feature_size", None) or trunk.num_features
     unit = config.l2_normalise or spec.l2_normalise
     head = Mean(size, normalise=not unit) if name == "mean" else HEADS[name](size)
     return Detector(trunk, head, l2_normalise=unit)
-
-
-def build_trunk(spec: DetectorSpec, config: RunConfig) -> Any:
-    """Build the trunk (network without head) of ``spec`` with the clip settings and weights of ``config``.
-
-    Raises:
-        UsageError: the network has no trunk, or the weights do not fit.
-    """
-    clips, weights = config.clips, weights_path(config.model_weights)
-    licence = spec.weights_licence or "unknown"
-    return built_trunk(spec, TrunkOptions(config.model, clips.num_frames, clips.side, weights, licence))
 
 
 def built_trunk(spec: DetectorSpec, options: TrunkOptions) -> Any:
@@ -320,6 +307,8 @@ def built_trunk(spec: DetectorSpec, options: TrunkOptions) -> Any:
         )
     trunk = spec.build_trunk(options)
     _load_once(trunk, options.weights, options.licence)
+    if isinstance(trunk, Trunk) and trunk.weights is None and spec.weights:
+        trunk.notes += (f"trained from scratch, without its published weights ({spec.weights})",)
     return trunk
 
 
@@ -353,8 +342,7 @@ def weights_path(text: str) -> Path | None:
         return None
     path = Path(text)
     above = (path, *path.absolute().parents, *path.resolve().parents)  # a link may lead into a run
-    marks = ("run.json", "bundle.json")
-    run = next((each for each in above if any((each / mark).is_file() for mark in marks)), None)
+    run = next((each for each in above if (each / "run.json").is_file() or (each / "bundle.json").is_file()), None)
     if run is not None and path.absolute() != run / BEGUN_WITH:
         raise UsageError(
             f"model_weights {text!r}: is of the run or bundle {run}, whose networks may have seen the videos that test "
@@ -384,6 +372,38 @@ def batch_norms_to_group_norms(network: nn.Module) -> int:
         else:
             replaced += batch_norms_to_group_norms(child)
     return replaced
+
+
+def without_class_layer(network: nn.Module) -> int:
+    """Remove the class layer of a network of torchvision in place, and return the number of features below it.
+
+    The layer is the attribute ``fc``, ``classifier`` or ``head``; hidden layers in it are removed, too.
+
+    Raises:
+        UsageError: the network has no such layer.
+    """
+    name = next((name for name in ("fc", "classifier", "head") if hasattr(network, name)), "")
+    layers = [part for part in network.get_submodule(name).modules() if isinstance(part, nn.Linear | nn.Conv3d)]
+    if not name or not layers:
+        raise UsageError(
+            f"a {type(network).__name__} is built in a way that is not known here: its class layer is no attribute fc, "
+            "classifier or head. Take a network such as efficientnet_b0, mobilenet_v3_small or resnet50, or timm:NAME."
+        )
+    setattr(network, name, nn.Identity())
+    return int(layers[0].weight.shape[1])
+
+
+def blocks_of(network: nn.Module, *names: str) -> tuple[nn.Module, ...]:
+    """Return the parts of the first attribute in ``names`` that is a list of modules, else ``layer1`` to ``layer4``.
+
+    The result is empty if the network is built in another way.
+    """
+    for name in names:
+        parts = getattr(network, name, None)
+        if isinstance(parts, nn.Sequential | nn.ModuleList):
+            return tuple(parts)
+    layers = [getattr(network, f"layer{number}", None) for number in (1, 2, 3, 4)]
+    return tuple(layer for layer in layers if isinstance(layer, nn.Module))
 
 
 # --- Heads over a clip's features: mean, attention, GRU, and statistics of the path of the features over time
@@ -511,10 +531,8 @@ def tune(network: nn.Module, what: str) -> None:
             stages), ``effort`` or ``effort:RANK`` (parts of attention weights, see ``effort.py``).
 
     Raises:
-        UsageError: ``what`` is another word, or names a part that the network does not have.
+        UsageError: ``what`` names a part that the network does not have.
     """
-    if not re.fullmatch(TUNE, what):
-        raise UsageError(f"tune: got {what!r}, wanted {TUNE_WORDS}.")
     if what == "all":
         return
     head = head_of(network)
@@ -603,6 +621,13 @@ def num_trained_stages(epoch: int, num_stages: int, *, freeze_epochs: int, stage
     if not stage_epochs:
         return num_stages
     return min(num_stages, 1 + (epoch - freeze_epochs) // stage_epochs)
+
+
+def train_last(stages: Sequence[Iterable[nn.Parameter]], number: int) -> None:
+    """Train the parameters of the last ``number`` stages, and freeze those of the others."""
+    for place, stage in enumerate(stages):
+        for parameter in stage:
+            parameter.requires_grad_(place >= len(stages) - number)
 
 
 def _parts(module: nn.Module, more_than: float) -> Iterator[nn.Module]:

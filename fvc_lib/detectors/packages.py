@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fvc_lib.engine.oom_detection import first_line
 from fvc_lib.services.errors import UsageError
 
 _DECLARATIONS: list[Any] = []  # torch removes a declaration when its object is deleted
@@ -26,17 +27,20 @@ def imported(module: str, whose: str, remedy: str = REMEDY) -> Any:
     package = module.partition(".")[0]
     try:
         mend_torchvision()
-        return importlib.import_module(module)
+        imported_module = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise UsageError(f"network {whose!r} needs {package}, which is not installed ({error}). {remedy}.") from error
     except (ImportError, RuntimeError, OSError) as error:
         while error.__cause__ is not None:  # transformers' error names the class; the cause names the missing package
             error = error.__cause__  # type: ignore[assignment]
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
-            f"network {whose!r} needs {package}, which does not start: {reason}. Mostly it was built for another torch "
-            f"than {torch.__version__}: install both from one index. {remedy}."
+            f"network {whose!r} needs {package}, which does not start: {first_line(error)}. Mostly it was built for "
+            f"another torch than {torch.__version__}: install both from one index. {remedy}."
         ) from error
+    if module == "transformers":  # its progress bars and warnings about weights, which are checked here
+        imported_module.utils.logging.disable_progress_bar()
+        imported_module.utils.logging.set_verbosity_error()
+    return imported_module
 
 
 def mend_torchvision() -> None:
@@ -46,18 +50,16 @@ def mend_torchvision() -> None:
     timm and transformers cannot be imported, because the operator ``nms`` is missing. A declaration without code is
     enough, since no network here calls the operators.
     """
-    if _DECLARATIONS or torch.version.cuda is not None or torch.version.hip is not None:
-        return
     try:
         importlib.import_module("torchvision")
-        return
     except ModuleNotFoundError:
-        return
+        pass  # there is nothing to mend
     except (ImportError, RuntimeError, OSError):
-        pass
-    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-        del sys.modules[name]  # modules that the failed import left
-    _DECLARATIONS.append(library)
+        if torch.version.cuda or torch.version.hip:
+            raise
+        library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+        _DECLARATIONS.append(library)
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]  # modules that the failed import left

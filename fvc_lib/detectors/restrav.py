@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fvc_lib.detectors.classical import Arrays, ClassicalModel, Labels, Settings, Values
-from fvc_lib.detectors.frames.transformers_encoders import TransformersFrames
 from fvc_lib.detectors.network import Normalised, PictureTrunk, Trunk
 from fvc_lib.detectors.probe import on_frames, published_on, trunk_of
+from fvc_lib.detectors.transformers_networks import TransformersFrames
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions

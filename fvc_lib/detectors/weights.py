@@ -6,7 +6,7 @@ transformers. No code from a file or folder is run.
 """
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,14 @@ class LoadedWeights:
     left_out: tuple[str, ...] = ()  # names in the source that the network does not have: its publisher's class layer
 
 
-def load_weights(network: nn.Module, path: Path, *, licence: str, field: str = "model_weights") -> LoadedWeights:
+def load_weights(
+    network: nn.Module,
+    path: Path,
+    *,
+    licence: str,
+    field: str = "model_weights",
+    adapt: Callable[[dict[str, Tensor]], Mapping[str, Tensor]] = lambda found: found,
+) -> LoadedWeights:
     """Load the weights of a file or folder into ``network``, and return their origin.
 
     Weights of the publisher's class layer, which the network does not have, are ignored.
@@ -57,11 +64,12 @@ def load_weights(network: nn.Module, path: Path, *, licence: str, field: str = "
         path: the file, or a folder with such a file.
         licence: licence of the weights, for the record.
         field: name of the run's parameter whose value is ``path``, for error messages.
+        adapt: function that brings the tensors of the file, by name, into the form of the network's ``state_dict``.
 
     Raises:
         UsageError: the file cannot be read, lacks weights, or has weights of another shape or unknown name.
     """
-    found = read_weights(path, field)
+    found = adapt(dict(read_weights(path, field)))
     network.load_state_dict(fitted(network, found, path, field))
     left_out = tuple(name for name in found if name not in network.state_dict())
     return LoadedWeights(str(path), content_digest(path), licence, left_out)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fvc_lib.detectors.frames.backbone import EncoderBackbone, ImageModel, build_backbone, of_classifier
+from fvc_lib.detectors.frames.backbone import ImageModel, build_backbone, of_classifier
 from fvc_lib.detectors.network import PictureTrunk, parameters_by_stage
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
@@ -81,16 +81,16 @@ def test_a_picture_size_that_a_backbone_does_not_take_is_refused(error, monkeypa
             return super().forward(x)
 
     def of_one_size():
-        return EncoderBackbone(PictureTrunk(OfOneSize(num_classes=0), 4))
+        return PictureTrunk(OfOneSize(num_classes=0), 4)
 
     monkeypatch.setitem(BACKBONES._items, "like:NAME", lambda _: of_one_size())
     config = {"task": "image", "backbone": "like:it", "image_size": 64}
-    says = r"OfOneSize does not take pictures of 64 x 64 pixels: Input height \(64\).*Give the image_size"
+    says = r"OfOneSize does not take clips of 1 frames of 64 x 64 pixels: Input height \(64\).*Give.*image_size"
     with pytest.raises(UsageError, match=says):
         require_backbone(resolve_config(config, environ={}))
     if error is AssertionError:
         with pytest.raises(UsageError, match="16 x 16 pixels"):
-            of_one_size()(pictures())
+            of_one_size()(pictures()[:, None])
     require_backbone(resolve_config({**config, "image_size": 32}, environ={}))
 
 
@@ -123,9 +123,9 @@ def test_a_network_on_frames_is_a_backbone_with_its_weights():
     frames = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     trunk = DETECTORS.get("efficientnet_lite0").build_trunk(TrunkOptions("efficientnet_lite0", 1, 64)).eval()
     with torch.no_grad():
-        assert backbone.eval()(frames).equal(trunk(frames[:, None])[:, 0])
+        assert backbone.eval()(frames[:, None]).equal(trunk(frames[:, None]))
     model = ImageModel(backbone, 3, 1).train()
-    assert not any(part.training for part in backbone.trunk.modules() if isinstance(part, nn.BatchNorm2d))
+    assert not any(part.training for part in backbone.modules() if isinstance(part, nn.BatchNorm2d))
     assert len(backbone.stages()) > 5
     assert model.recomputable_blocks()
     require_backbone(resolve_config({"task": "image", "backbone": "efficientnet_lite0"}, environ={}))

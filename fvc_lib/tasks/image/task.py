@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fvc_lib.detectors.frames.backbone import ImageModel, build_backbone
-from fvc_lib.detectors.network import num_trained_stages
+from fvc_lib.detectors.network import num_trained_stages, train_last
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, LossSum, Outputs, Sample, SampleColumns, SampleSet
 from fvc_lib.metrics.calibration import class_probabilities, expected_calibration_error, fit_class_temperature
@@ -498,8 +498,8 @@ class ImageTask:
         """Freeze or unfreeze the backbone's stages for ``epoch`` (0-based)."""
         assert isinstance(model, ImageModel)
         freeze, stage = self.config.freeze_backbone_epochs, self.config.unfreeze_stage_epochs
-        num_stages = len(model.backbone.stages())
-        model.train_stages(num_trained_stages(epoch, num_stages, freeze_epochs=freeze, stage_epochs=stage))
+        stages = model.backbone.stages()
+        train_last(stages, num_trained_stages(epoch, len(stages), freeze_epochs=freeze, stage_epochs=stage))
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
         """Return the outputs for B pictures: ``class_logits`` (B, C) and scaled ``values`` (B, T)."""

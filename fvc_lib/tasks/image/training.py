@@ -11,7 +11,7 @@ import polars as pl
 import torch
 
 from fvc_lib.corpus.images import image_root
-from fvc_lib.detectors.frames.backbone import build_backbone, refused_size
+from fvc_lib.detectors.frames.backbone import build_backbone
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.training_state import TrainingRecord
@@ -114,12 +114,8 @@ def require_backbone(config: RunConfig) -> None:
     weights, size = Path(config.backbone_weights) if config.backbone_weights else None, config.image_size
     with forked_random_state(config.seed, torch.device("cpu")):
         backbone = build_backbone(config.backbone, weights, size, pretrained=weights is not None)
-        picture = torch.zeros(1, 3, size, size, dtype=torch.uint8)
-        try:
-            with torch.no_grad():
-                backbone.eval()(picture)
-        except RuntimeError as error:
-            raise refused_size(backbone, picture, error) from error
+        with torch.no_grad():
+            backbone.eval()(torch.zeros(1, 1, 3, size, size, dtype=torch.uint8))
     if config.gradient_checkpointing:
         backbone.recomputable_blocks()
 

@@ -14,6 +14,8 @@ from torch import nn
 from fvc_lib.corpus.samples.footage import Encoding, Shot, draw_camera, encode_frames, render_shot
 from fvc_lib.detectors.network import HEADS, Detector, Trunk, tune
 from fvc_lib.detectors.packages import imported
+from fvc_lib.detectors.video_networks import VideoTrunk, pytorchvideo_parts, torchvision_parts
+from fvc_lib.detectors.weights import LoadedWeights
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.task import Sample
 from fvc_lib.services.config import RunConfig
@@ -121,10 +123,9 @@ def trunk_of(name: str, weights: Path | None = None, *, num_frames: int = 0, sid
 
 def _torchvision(make: Callable[[Any], nn.Module]) -> Callable[[Path], Trunk]:
     def build(folder: Path) -> Trunk:
-        from fvc_lib.detectors.video.torchvision_networks import TorchvisionTrunk, without_class_layer
-
-        network, size, blocks = without_class_layer(make(imported("torchvision.models.video", "the tests")))
-        return TorchvisionTrunk(network, size, recomputable=blocks)
+        network = make(imported("torchvision.models.video", "the tests"))
+        size, blocks = torchvision_parts(network)
+        return VideoTrunk(network, size, recomputable=blocks)
 
     return build
 
@@ -145,30 +146,27 @@ def _swin(models: Any) -> nn.Module:
 
 def _x3d(*, from_scratch: bool) -> Callable[[Path], Trunk]:
     def build(folder: Path) -> Trunk:
-        from fvc_lib.detectors.video.pytorchvideo_networks import PytorchvideoTrunk, without_class_layer
-        from fvc_lib.detectors.weights import LoadedWeights
-
         create = imported("pytorchvideo.models.x3d", "the tests").create_x3d
         network = create(
             input_clip_length=FRAMES, input_crop_size=SIDE, width_factor=0.5, depth_factor=0.3, head_dim_out=16
         )
-        size, blocks, _ = without_class_layer(network)
+        size, blocks = pytorchvideo_parts(network)
         weights = None if from_scratch else LoadedWeights("made up", "", "none")
-        return PytorchvideoTrunk(network, size, recomputable=blocks, weights=weights)
+        return VideoTrunk(network, size, recomputable=blocks, weights=weights)
 
     return build
 
 
 def _slowfast(folder: Path) -> Trunk:
-    from fvc_lib.detectors.video.pytorchvideo_networks import SlowFastTrunk, without_class_layer
-
     create = imported("pytorchvideo.models.slowfast", "the tests").create_slowfast
     network = create(
         slowfast_channel_reduction_ratio=(4,), stem_dim_outs=(8, 2),
         head_pool_kernel_sizes=((1, 1, 1), (4, 1, 1)),
     )  # fmt: skip
-    size, blocks, _ = without_class_layer(network)
-    return SlowFastTrunk(network, size, recomputable=blocks)
+    size, blocks = pytorchvideo_parts(network)
+    trunk = VideoTrunk(network, size, recomputable=blocks)
+    trunk.slow_every = 4
+    return trunk
 
 
 def _from_folder(name: str) -> Callable[[Path], Trunk]:

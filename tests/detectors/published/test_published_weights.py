@@ -217,7 +217,7 @@ def test_a_vision_transformers_weights_of_another_side_are_resampled_as_timm_doe
     published = seeded(lambda: timm.create_model("test_vit"))
     save_file(published.state_dict(), tmp_path / "model.safetensors")
     trunk = trunk_of("timm:test_vit", tmp_path / "model.safetensors", side=96)
-    assert any(note.startswith("positions resampled from 10 x 10 to 6 x 6") for note in trunk.notes)
+    assert trunk.notes[-1] == "published for 160 x 160 pixels: positions are resampled, as timm does"
     wanted = filtered(published.state_dict(), timm.create_model("test_vit", img_size=96))["pos_embed"]
     torch.testing.assert_close(trunk.network.pos_embed.detach(), wanted.detach(), rtol=0, atol=0)
 
@@ -250,7 +250,7 @@ def test_a_folder_that_does_not_fit_is_refused_with_what_does_not(name, tmp_path
     network.save_pretrained(tmp_path / "whole")
     with pytest.raises(UsageError, match=r"got a network of type '.*', wanted 'vjepa2'"):
         trunk_of("vjepa2", tmp_path / "whole", num_frames=FRAMES, side=SIDE)
-    with pytest.raises(UsageError, match=r"wanted the folder of a transformers model, with config.json"):
+    with pytest.raises(UsageError, match=r"in the folder of a transformers model, with config.json"):
         trunk_of(name, tmp_path, num_frames=FRAMES, side=SIDE)
     with pytest.raises(UsageError, match=r"fixed_size as it was made for|does not take clips"):
         trunk_of(name, tmp_path / "whole", num_frames=FRAMES, side=2 * SIDE)(noise(1, FRAMES, 2 * SIDE))

@@ -1,1 +1,0 @@
-"""Published networks on whole clips, from the packages torchvision, pytorchvideo and transformers."""
