@@ -139,10 +139,7 @@ def _smallest_leaf(num_rows: int) -> int:
 def _fit_boosting(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    columns = np.flatnonzero(~np.isnan(values).all(0))  # a column in which all values are missing cannot be binned
-    if not columns.size:
-        share = float(np.average(labels, weights=weights))
-        return {"columns": columns, "baseline": np.log([share / (1 - share)]), "first": np.empty(0, np.int64)}
+    values = np.where(np.isnan(values).all(0), 0.0, values)  # a column in which all values are missing cannot be binned
     model = HistGradientBoostingClassifier(
         learning_rate=_RATE,
         max_iter=int(settings["rounds"]),
@@ -154,9 +151,9 @@ def _fit_boosting(values: Values, labels: Labels, weights: Values, settings: Set
     )
     # On so few rows several threads take a hundred times longer than one if other processes want the cores.
     with threadpool_limits(1, user_api="openmp"):
-        model.fit(values[:, columns], labels, weights)
-        expected = model.decision_function(values[:, columns])
-    arrays = {"columns": columns, **_trees(model)}
+        model.fit(values, labels, weights)
+        expected = model.decision_function(values)
+    arrays = _trees(model)
     if not np.array_equal(_boosting_logits(arrays, values), expected):
         raise FvcError(
             "forensic_boosting: the stored trees do not give the scores of scikit-learn's model. Install the version "
@@ -177,23 +174,22 @@ def _trees(model: Any) -> Arrays:
     sizes = np.array([len(each) for each in nodes])
     every = np.concatenate(nodes)
     fields = {
-        "feature": "feature_idx", "threshold": "num_threshold", "missing_left": "missing_go_to_left", "left": "left",
-        "right": "right", "value": "value", "is_leaf": "is_leaf",
+        "feature": ("feature_idx", np.int64), "threshold": ("num_threshold", np.float64),
+        "missing_left": ("missing_go_to_left", np.uint8), "left": ("left", np.int64), "right": ("right", np.int64),
+        "value": ("value", np.float64), "is_leaf": ("is_leaf", np.uint8),
     }  # fmt: skip
-    arrays = {name: np.ascontiguousarray(every[field]) for name, field in fields.items()}
-    for name in ("feature", "left", "right"):
-        arrays[name] = arrays[name].astype(np.int64)
+    arrays = {name: every[field].astype(kind) for name, (field, kind) in fields.items()}
     baseline = np.ravel(model._baseline_prediction).astype(np.float64)
     return {**arrays, "first": np.cumsum(sizes) - sizes, "baseline": baseline}
 
 
 def _boosting_logits(arrays: Arrays, values: Values) -> Values:
-    seen, rows = values[:, arrays["columns"]], np.arange(len(values))
+    rows = np.arange(len(values))
     logits = np.full(len(values), float(arrays["baseline"][0]))
     for root in arrays["first"].tolist():
         node = np.full(len(values), root)
         while not (leaf := arrays["is_leaf"][node].astype(bool)).all():
-            value = seen[rows, arrays["feature"][node]]
+            value = values[rows, arrays["feature"][node]]
             goes_left = np.where(np.isnan(value), arrays["missing_left"][node] == 1, value <= arrays["threshold"][node])
             child = root + np.where(goes_left, arrays["left"][node], arrays["right"][node])
             node = np.where(leaf, node, child)

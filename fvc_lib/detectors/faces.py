@@ -170,18 +170,13 @@ def keep_best(boxes: Any, scores: Any, groups: Any, threshold: float) -> Any:
     """
     import torch
 
-    corners, owner = boxes.double().numpy(), groups.numpy()
-    left = np.argsort(-scores.double().numpy(), kind="stable")
-    areas, kept = _areas(corners), []
-    while left.size:
-        best, left = left[0], left[1:]
-        kept.append(int(best))
-        common = np.concatenate(
-            [np.maximum(corners[best, :2], corners[left, :2]), np.minimum(corners[best, 2:], corners[left, 2:])], axis=1
-        )
-        shared = _areas(common)
-        union = areas[best] + areas[left] - shared
-        left = left[(shared <= threshold * union) | (owner[left] != owner[best])]
+    boxes = boxes.double()
+    shared = imported("torchvision.ops", "face", REMEDY).box_iou(boxes, boxes)
+    covers = (shared > threshold) & (groups[:, None] == groups)
+    kept = list[int]()
+    for number in scores.argsort(descending=True, stable=True).tolist():
+        if not covers[number, kept].any():
+            kept.append(number)
     return torch.tensor(kept, dtype=torch.int64)
 
 

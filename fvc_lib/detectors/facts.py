@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fvc_lib.detectors.network import build_detector
+from fvc_lib.detectors.network import build_detector, built_trunk
 from fvc_lib.detectors.packages import REMEDY
-from fvc_lib.engine.device import finished_at, resolve_device, training_batch_norms
+from fvc_lib.engine.device import finished_at, resolve_device
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
@@ -37,36 +37,32 @@ class DetectorFacts:
     # Floating-point operations of a forward pass of one clip, in 1e9; a multiply-add counts as two. None if unknown.
     gflops: float | None
     trouble: str  # why the network cannot be built here; empty if it can
-    batch_norms: tuple[str, ...] = ()  # names of norms that use the statistics of a micro-batch in training
-
-    @property
-    def clip(self) -> str:
-        """Return ``FRAMES x SIDE`` of the input clip, such as ``8 x 224``; or ``features`` for a model on features."""
-        return "features" if self.spec.of_features == "forensic" else f"{self.spec.num_frames} x {self.spec.side}"
 
     def row(self) -> list[str]:
         """Return a table row of texts.
 
         The columns are name, parameters, GFLOPs, clip, origin of the weights, their licence, and whether it runs here.
         """
-        fetched = bool(self.spec.weights or self.spec.name.endswith(":NAME"))
+        spec = self.spec
+        origin = "to fetch" if spec.weights or spec.name.endswith(":NAME") else "from scratch"
         return [
-            self.spec.name,
+            spec.name,
             "" if self.num_parameters is None else f"{self.num_parameters / 1e6:.3g} M",
             "" if self.gflops is None else f"{self.gflops:,.4g}",
-            self.clip,
-            "brought" if self.spec.brings_weights else "to fetch" if fetched else "from scratch",
-            self.spec.weights_licence,
+            "features" if spec.of_features == "forensic" else f"{spec.num_frames} x {spec.side}",
+            "brought" if spec.brings_weights else origin,
+            spec.weights_licence,
             "yes" if not self.trouble else f"needs {', '.join(self.missing)}" if self.missing else "no",
         ]
 
     def record(self) -> dict[str, Any]:
         """Return the facts as JSON values by name."""
-        spec = self.spec
-        names = ("name", "family", "paper", "licence", "weights", "weights_licence", "brings_weights", "of_features")
-        sizes = {"num_frames": spec.num_frames, "side": spec.side, "num_parameters": self.num_parameters}
-        of_spec = {name: getattr(spec, name) for name in names}
-        return {**of_spec, **sizes, "gflops": self.gflops, "missing": self.missing, "trouble": self.trouble}
+        names = (
+            "name", "family", "paper", "licence", "weights", "weights_licence", "brings_weights", "of_features",
+            "num_frames", "side",
+        )  # fmt: skip
+        of_spec = {name: getattr(self.spec, name) for name in names}
+        return of_spec | {name: value for name, value in vars(self).items() if name != "spec"}
 
     def text(self) -> str:
         """Return a text with all facts, one per line, and a command that uses the detector."""
@@ -84,9 +80,6 @@ class DetectorFacts:
             "size": f"{self.num_parameters:,} parameters" if self.num_parameters else "",
             "cost": "" if self.gflops is None else f"{self.gflops:,.4g} GFLOPs per clip",
             "weights": ", ".join(filter(None, [spec.weights, spec.weights_licence])),
-            "batch norms": f"{len(self.batch_norms)}: they need -p batch_size equal to effective_batch_size"
-            if self.batch_norms
-            else "",
             "not here": self.trouble,
             "use": f"{command_text()} -p corpus FOLDER -p num_frames 0 -p fixed_size 0 -p model {spec.name}"
             + " -p model_weights FILE_OR_FOLDER" * to_fetch,
@@ -126,22 +119,19 @@ def facts_of(name: str, size: Mapping[str, Any] | None = None) -> DetectorFacts:
         return DetectorFacts(spec, missing, known["num_parameters"], known["gflops"], trouble)
     if spec.build is None and spec.build_trunk is None:
         return DetectorFacts(spec, (), None, None, "")  # no network, or a family such as timm:NAME
+    number, gflops, trouble = None, None, ""
     with torch.device("meta"):
+        clip = torch.zeros(1, spec.num_frames, 3, spec.side, spec.side, dtype=torch.uint8)
         options = TrunkOptions(spec.name, spec.num_frames, spec.side, pretrained=False)
         try:
-            network: Any = spec.build() if spec.build else spec.build_trunk(options) if spec.build_trunk else None
+            network: Any = spec.build() if spec.build else built_trunk(spec, options)
             number = sum(parameter.numel() for parameter in network.parameters())
-        except Exception as error:  # noqa: BLE001 - whatever a user's class raises
-            return DetectorFacts(spec, (), None, None, str(error))
-        batch_norms = tuple(training_batch_norms(network.train()))
-        clip = torch.zeros(1, spec.num_frames, 3, spec.side, spec.side, dtype=torch.uint8)
-        counter = FlopCounterMode(display=False)
-        try:
-            with torch.no_grad(), counter:
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
                 network.eval().requires_grad_(False)(clip)  # else the counter fails where attention learns its query
-        except Exception:  # noqa: BLE001 - its forward pass looks at values, or is a user's and fails
-            return DetectorFacts(spec, (), number, None, "", batch_norms)
-    return DetectorFacts(spec, (), number, counter.get_total_flops() / 1e9, "", batch_norms)
+            gflops = counter.get_total_flops() / 1e9
+        except Exception as error:  # noqa: BLE001 - whatever a user's class raises, or a network that looks at values
+            trouble = str(error) if number is None else ""
+    return DetectorFacts(spec, (), number, gflops, trouble)
 
 
 def _missing(spec: DetectorSpec) -> tuple[str, ...]:
@@ -179,18 +169,17 @@ def cost_of(values: dict[str, Any]) -> dict[str, float]:
         network = build_detector(config).eval()
     except FvcError:
         return {}
-    numbers = [(parameter.numel(), parameter.requires_grad) for parameter in network.parameters()]
-    counted = {
-        "num_parameters": sum(number for number, _ in numbers),
-        "num_trained": sum(number for number, is_trained in numbers if is_trained),
-    }
-    device = resolve_device(config.device, config.amp).device
-    clip = torch.full((1, config.clips.num_frames, 3, config.clips.side, config.clips.side), 128, dtype=torch.uint8)
-    clip, network, seconds = clip.to(device), network.to(device), list[float]()
+    device, clips, seconds = resolve_device(config.device, config.amp).device, config.clips, list[float]()
+    clip = torch.full((1, clips.num_frames, 3, clips.side, clips.side), 128, dtype=torch.uint8, device=device)
+    network.to(device)
     with torch.inference_mode():
         end = time.monotonic() + _TIMED_SECONDS
         while len(seconds) < 2 + _TIMED_PASSES and (len(seconds) < 4 or time.monotonic() < end):
             began = finished_at(device)
             network(clip)
             seconds.append(finished_at(device) - began)
-    return {**counted, "milliseconds_per_clip": 1e3 * statistics.median(seconds[2:])}
+    return {
+        "num_parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "num_trained": sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad),
+        "milliseconds_per_clip": 1e3 * statistics.median(seconds[2:]),
+    }

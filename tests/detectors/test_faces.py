@@ -1,10 +1,12 @@
 import numpy as np
+import pytest
 import torch
 
 from fvc_lib.detectors import faces
 from fvc_lib.detectors.faces import face_boxes, keep_best, largest_track
 
 
+@pytest.mark.detectors
 def test_the_best_box_of_a_group_covers_others_and_no_other_group_s():
     boxes = torch.tensor([[0.0, 0, 10, 10], [1, 0, 11, 10], [0, 0, 10, 10], [30, 30, 40, 40], [0, 0, 10, 5]])
     scores, groups = torch.tensor([0.8, 0.9, 0.7, 0.1, 0.6]), torch.tensor([0, 0, 1, 0, 0])

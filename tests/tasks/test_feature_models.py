@@ -248,10 +248,10 @@ def test_pseudo_fakes_train_where_their_real_does_and_are_nowhere_judged(tmp_pat
     assert videos_of_pseudo_fakes(whole) == [video_id for video_id in reals for _ in range(2)]
     assert groups_of(whole).isdisjoint(of_test)
     # Pseudo-fakes neither calibrate nor count as fakes of the corpus, and none is tested.
-    chosen = fitted.recorded.selection
+    chosen = fitted.summary.recorded.selection
     assert chosen.num_videos == len(fitted.held_out_logits) == len(clips.validation) == 40
     assert chosen.prior_logit == pytest.approx(0)
-    scored = classical.score(config, source, clips, fitted, classical.summary(source, fitted), ListLog())
+    scored = classical.score(config, source, clips, fitted, ListLog())
     assert {row.augmentation_index for row in scored.rows} == {0}
     fits.clear()
     classical.out_of_fold_logits(config, source, folds)

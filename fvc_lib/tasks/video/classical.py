@@ -233,18 +233,14 @@ class Fitted:
 
     Attributes:
         weights: the arrays of the fitted model, by name.
-        candidates: all candidate settings with their losses.
-        recorded: the choices that were recorded.
+        summary: the settings, losses and choices that were recorded.
         held_out_logits: logits of the N training videos by models that did not see their groups, with the prior logit
             added, float64 (N,). Pseudo-fakes (reals whose face was blended with itself) are left out.
-        seconds: duration of the training.
     """
 
     weights: dict[str, Tensor]
-    candidates: tuple[Candidate, ...]
-    recorded: RecordedSelection
+    summary: TrainingSummary
     held_out_logits: FloatArray
-    seconds: float
 
     @property
     def num_numbers(self) -> int:
@@ -280,17 +276,13 @@ def fit(
         settings=found.best.settings,
         num_candidates=len(found.candidates),
     )
-    recorded = record_selection(folder, RecordedSelection(chosen, clips.fingerprint, weights_digest(weights)))
+    digest = weights_digest(weights)
+    recorded = record_selection(folder, RecordedSelection(chosen, clips.fingerprint, digest))
     chosen = recorded.selection
     log.log(step=0, epoch=1, phase="validation", metrics={"loss": chosen.validation_loss})
     metrics = {"temperature": chosen.temperature, "threshold": chosen.threshold, "log_loss": chosen.log_loss}
     log.log(step=0, epoch=1, phase="selection", metrics=metrics)
-    return Fitted(weights, found.candidates, recorded, found.held_out + prior, time.monotonic() - began)
-
-
-def summary(source: Source, fitted: Fitted) -> TrainingSummary:
-    """Return the summary of a fitted model."""
-    return TrainingSummary(
+    summary = TrainingSummary(
         history=(),
         best_epoch=0,
         steps=0,
@@ -298,27 +290,26 @@ def summary(source: Source, fitted: Fitted) -> TrainingSummary:
         micro_batch=0,
         micro_batch_schedule=(),
         inexact_because=(),
-        seconds=fitted.seconds,
-        best_weights=weights_digest(fitted.weights),
-        temperature=fitted.recorded.selection.temperature,
-        threshold=fitted.recorded.selection.threshold,
-        recorded=fitted.recorded,
-        candidates=fitted.candidates,
+        seconds=time.monotonic() - began,
+        best_weights=digest,
+        temperature=chosen.temperature,
+        threshold=chosen.threshold,
+        recorded=recorded,
+        candidates=found.candidates,
         seen=tuple(column.name for column in source.columns),
     )
+    return Fitted(weights, summary, found.held_out + prior)
 
 
-def score(
-    config: RunConfig, source: Source, clips: FoldClips, fitted: Fitted, done: TrainingSummary, log: MetricSink
-) -> Scored:
-    """Open the outer fold with the recorded selection in the summary ``done``, and score it.
+def score(config: RunConfig, source: Source, clips: FoldClips, fitted: Fitted, log: MetricSink) -> Scored:
+    """Open the outer fold with the recorded selection of ``fitted``, and score it.
 
     Raises:
         DataError: as ``score_outer_fold``.
     """
     arrays = {name: tensor.numpy() for name, tensor in fitted.weights.items()}
     return score_outer_fold(
-        done,
+        fitted.summary,
         clips,
         lambda rows: logits_of(config, arrays, source.of(rows)),
         lambda phase, metrics: log.log(step=0, epoch=1, phase=phase, metrics=metrics),
@@ -422,7 +413,7 @@ def fitted(
     judged = np.array([not row.is_pseudo_fake for row in train])
     folds, views = data.inner_folds(train, INNER_FOLDS, config.seed), dict[str, Found]()
     for view, size in Counter(column.view for column in source.columns).items():
-        rows = _Rows(values[..., first : first + size], labels, class_weights[labels])
+        rows = values[..., first : first + size], labels, class_weights[labels]
         views[view], first = _fitted_view(model_of(config), rows, judged, folds, stop), first + size
     if len(views) == 1:
         return next(iter(views.values()))
@@ -444,26 +435,38 @@ def fitted(
 
 
 def _fitted_view(
-    model: ClassicalModel, rows: "_Rows", judged: IntArray, folds: IntArray, stop: Callable[[], bool]
+    model: ClassicalModel,
+    rows: tuple[FloatArray, IntArray, FloatArray],
+    judged: IntArray,
+    folds: IntArray,
+    stop: Callable[[], bool],
 ) -> Found:
-    """Choose settings for one view; ``folds`` are the inner folds of ``rows``, ``judged`` marks rows with a loss."""
+    """Choose settings for one view.
+
+    Args:
+        model: the estimator.
+        rows: features (N, F) or (N, T, F), labels (N,) and loss weights (N,) of the training rows.
+        judged: marks the rows whose loss counts, bool (N,).
+        folds: the inner fold of every row, (N,).
+        stop: as for ``fitted``.
+    """
     candidates = list[Candidate]()
     held_out = list[FloatArray]()
-    labels = rows.labels
+    values, labels, weights = rows
     for settings in model.candidates:
         if stop():
             raise StoppedError("stopped as requested before the model was fitted: resume the run to fit it.")
         logits = np.empty(len(folds))
         for fold in np.unique(folds):  # each row by a model that was fitted to the other folds
             out = folds == fold
-            logits[out] = model.logits(rows.fit(model, settings, ~out), rows.values[out])
+            arrays = model.fit(values[~out], labels[~out], weights[~out], settings)
+            logits[out] = model.logits(arrays, values[out])
         held_out.append(logits[judged])
-        inner_loss = held_out_loss(labels[judged], held_out[-1], rows.weights[judged])
+        inner_loss = held_out_loss(labels[judged], held_out[-1], weights[judged])
         candidates.append(Candidate(dict(settings), inner_loss))
     # Take the first, simplest candidate if several are equal.
     best = int(np.argmin([candidate.inner_loss for candidate in candidates]))
-    arrays = rows.fit(model, model.candidates[best])
-    return Found(arrays, candidates[best], tuple(candidates), held_out[best])
+    return Found(model.fit(*rows, model.candidates[best]), candidates[best], tuple(candidates), held_out[best])
 
 
 def out_of_fold_logits(config: RunConfig, source: Source, folds: pl.DataFrame) -> pl.DataFrame:
@@ -478,19 +481,6 @@ def out_of_fold_logits(config: RunConfig, source: Source, folds: pl.DataFrame) -
         logits = logits_of(config, fitted(config, source, rows).arrays, source.of(data.clip_rows(tested)))
         scored.append(tested.with_columns(score=pl.Series(logits)))
     return pl.concat(scored).sort("video_id")
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The N training rows: features ``values`` (N, F), ``labels`` (N,) and loss ``weights`` (N,)."""
-
-    values: FloatArray
-    labels: IntArray
-    weights: FloatArray
-
-    def fit(self, model: ClassicalModel, settings: Mapping[str, float], which: Any = slice(None)) -> Arrays:
-        """Fit ``model`` with ``settings`` to the rows that ``which`` indexes, and return the fitted arrays."""
-        return model.fit(self.values[which], self.labels[which], self.weights[which], settings)
 
 
 # New files
@@ -540,6 +530,12 @@ class FittedModel:
         return logits_of(self.config, self.arrays, np.array(rows, np.float32).astype(np.float64))
 
 
+_OTHER_CODE = (
+    "Forensic features are measured by other code or package versions than when the model was fitted: scores may "
+    "differ a little."
+)
+
+
 def fitted_model(path: Path, weights: Mapping[str, Tensor], config: RunConfig) -> FittedModel:
     """Return the model on forensic features with the arrays ``weights``, read from the file ``path``.
 
@@ -547,25 +543,14 @@ def fitted_model(path: Path, weights: Mapping[str, Tensor], config: RunConfig) -
         UsageError: the model sees features that this installation does not measure, or an array is missing or unfit.
     """
     stored, here = described_in(path), description(config, {})
-    given = stored.get("features")
-    names = tuple(map(str, given)) if isinstance(given, list) else ()
+    names = tuple(stored.get("features", ()))
     lacking = sorted(set(names) - set(here.get("features", ())))
-    if not names:
-        raise UsageError(
-            f"{str(path)!r}: was fitted by an earlier version, without forensic features. Fit it again: "
-            f"{command_text('--force', '04', '--resume', 'RUN')}"
-        )
     if lacking:
         raise UsageError(
-            f"{str(path)!r}: the model sees features not measured here, such as {' '.join(lacking[:1])}. Judge "
-            f"with the version that fitted it, or fit it again: {command_text('--force', '04', '--resume', 'RUN')}"
+            f"{str(path)!r}: the model sees features not measured here, such as {lacking[0]}. Judge with the version "
+            f"that fitted it, or fit it again: {command_text('--force', '04', '--resume', 'RUN')}"
         )
-    caution = ""
-    if stored.get("families") != here["families"]:
-        caution = (
-            "Forensic features are measured by other code or package versions than when the model was fitted: scores "
-            "may differ a little."
-        )
+    caution = "" if stored.get("families") == here["families"] else _OTHER_CODE
     views = {name: view for view, family in forensic_families(config) for name in family.columns()}
     arrays = arrays_of(path, weights, config, Counter(views[name] for name in names))
     return FittedModel(config, arrays, names, caution)

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from fvc_lib.detectors import effort
 from fvc_lib.detectors.classical import refuse_settings
-from fvc_lib.detectors.network import build_detector, num_trained_stages, trunk_stages
+from fvc_lib.detectors.network import build_detector, num_trained_stages, train_last, trunk_stages
 from fvc_lib.detectors.probe import refuse_random_trunk
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loop import EngineSettings
@@ -288,9 +288,7 @@ class VideoTask:
         trained = {parameter for name, parameter in model.named_parameters() if name in self._trained}
         stages = [part for stage in trunk_stages(model) if (part := trained.intersection(stage))]
         number = num_trained_stages(epoch, len(stages), freeze_epochs=freeze_epochs, stage_epochs=stage_epochs)
-        for place, stage in enumerate(stages):
-            for parameter in stage:
-                parameter.requires_grad_(place >= len(stages) - number)
+        train_last(stages, number)
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
         """Return ``logits`` (B,), positive for fake; in training with ``tune effort`` also ``penalty`` (B,).
@@ -660,12 +658,12 @@ def _training_on_features(
             fitted[name] = classical.fit(config, source, of, folder / name, logs[name], stop)
         report(len(parts), len(parts), what="classifiers fitted")
         model = fitted[""]
-        inner = validation_table(fold, clips, model.held_out_logits, model.recorded)
-        summaries = {name: classical.summary(source, of) for name, of in fitted.items()}
+        inner = validation_table(fold, clips, model.held_out_logits, model.summary.recorded)
+        summaries = {name: of.summary for name, of in fitted.items()}
         memory.at("test")
 
         def score(name: str) -> Scored:
-            return classical.score(config, source, parts[name], fitted[name], summaries[name], logs[name])
+            return classical.score(config, source, parts[name], fitted[name], logs[name])
 
         kind = classical.trained_class(config, source, model.num_numbers)
         return _finished(paths, fold, summaries, inner, score, kind)
