@@ -8,10 +8,12 @@ As published, 16 frames are taken, 8 a second, and a tenth of the longer side is
 resized to a square. The publisher begins at a random second; here the frames are from the middle of the video.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from fvc_lib.detectors.classical import Arrays, ClassicalModel, Labels, Settings, Values
-from fvc_lib.detectors.probe import on_frames, published_on, trunk_of
+from fvc_lib.detectors.probe import published
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec
 
@@ -48,13 +50,9 @@ def _logits(arrays: Arrays, features: Values) -> Values:
 D3 = ClassicalModel(({},), _fit, _logits, per_frame=True)
 
 
-def _of_trunk(name: str) -> DetectorSpec:
-    return published_on(_spec(name), trunk_of(name, _TRUNK), on_frames)
-
-
-def _spec(name: str) -> DetectorSpec:
-    return DetectorSpec(
-        name=name,
+_SPEC = published(
+    DetectorSpec(
+        name="d3",
         family="training-free",
         paper="C. Zheng et al., D3: Training-free AI-generated video detection using second-order features, ICCV 2025",
         bibtex="@inproceedings{zheng2025d3, title={{D3}: Training-Free {AI}-Generated Video Detection Using "
@@ -67,11 +65,10 @@ def _spec(name: str) -> DetectorSpec:
         micro_batch=1,
         frame_sampling="rate:8",
         frame_fit="squash:0.8",
-        of_name=_of_trunk,
         of_features="embedding",
         estimator=D3,
-    )
-
-
-DETECTORS.register(_spec(name="d3"))
-DETECTORS.register(_spec(name="d3:NAME"))
+    ),
+    _TRUNK,
+)
+DETECTORS.register(_SPEC)
+DETECTORS.register(replace(_SPEC, name="d3:NAME"))

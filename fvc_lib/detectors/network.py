@@ -270,7 +270,7 @@ def build_detector(config: RunConfig) -> nn.Module:
     if spec.build is not None:
         if config.head or config.l2_normalise:
             raise UsageError(f"model {spec.name!r} has a head of its own: leave head and l2_normalise out.")
-        _load_once(network, weights_path(config.model_weights), spec.weights_licence)
+        load_once(network, weights_path(config.model_weights), spec.weights_licence)
     random = trunk is not None and trunk.weights is None
     if random and config.tune not in ("", "all"):
         raise UsageError(
@@ -306,13 +306,13 @@ def built_trunk(spec: DetectorSpec, options: TrunkOptions) -> Any:
             "network; give a class of your own an attribute num_features."
         )
     trunk = spec.build_trunk(options)
-    _load_once(trunk, options.weights, options.licence)
+    load_once(trunk, options.weights, options.licence)
     if isinstance(trunk, Trunk) and trunk.weights is None and spec.weights:
         trunk.notes += (f"trained from scratch, without its published weights ({spec.weights})",)
     return trunk
 
 
-def _load_once(network: Any, path: Path | None, licence: str) -> None:
+def load_once(network: Any, path: Path | None, licence: str) -> None:
     """Load the weights in the file or folder ``path`` into ``network``, unless it has loaded weights already.
 
     If ``path`` is None, nothing is loaded. ``licence`` is that of the weights, for the record.
@@ -593,17 +593,13 @@ def parameters_by_stage(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], .
     network itself belong to the first stage.
     """
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
-    stages: list[list[nn.Parameter]] = []
-    pending = list(network.parameters(recurse=False))
+    stages = [list(network.parameters(recurse=False))]  # the first is what comes before the first stage
     for part in _parts(network, num_parameters / 2):
         if next(part.children(), None) is not None:
-            stages.append(pending + list(part.parameters()))
-            pending = []
-        elif stages:
-            stages[-1] += part.parameters()
-        else:
-            pending += part.parameters()
-    stages = stages or [pending]
+            stages.append([])
+        stages[-1] += part.parameters()
+    if len(stages) > 1:
+        stages[:2] = [stages[0] + stages[1]]
     seen: set[nn.Parameter] = set()  # shared parameters belong to the first stage that has them
     return tuple(tuple(p for p in stage if p not in seen and not seen.add(p)) for stage in stages)  # type: ignore[func-returns-value]
 

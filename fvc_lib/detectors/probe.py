@@ -158,19 +158,6 @@ def on_trunk(trunk: DetectorSpec, wrap: Callable[[Any, TrunkOptions], Any], **fi
     return replace(trunk, build_trunk=build, of_name=None, tune="head", **own)
 
 
-def published_on(recipe: DetectorSpec, trunk: DetectorSpec, wrap: Callable[[Any, TrunkOptions], Any]) -> DetectorSpec:
-    """Return the declaration of a published recipe, such as D3, on the features of a trunk on single frames.
-
-    Args:
-        recipe: citation, clips and estimator of the recipe.
-        trunk: declaration of the trunk; its side, normalisation and weights are used.
-        wrap: as for ``on_trunk``.
-    """
-    fields = {"name", "family", "bibtex", "licence", "num_frames", "frame_sampling", "frame_fit", "estimator"}
-    own = {field: getattr(recipe, field) for field in fields}
-    return on_trunk(trunk, wrap, paper=f"{recipe.paper}; {trunk.paper}", **own)
-
-
 def on_frames(trunk: Any, options: TrunkOptions) -> PictureTrunk:
     """Return ``trunk`` if it computes the features of every frame, as recipes on the path of features over time need.
 
@@ -182,6 +169,30 @@ def on_frames(trunk: Any, options: TrunkOptions) -> PictureTrunk:
     raise UsageError(
         f"model {options.name!r}: wants a trunk on single frames, such as dinov2_small or efficientnet_lite0."
     )
+
+
+def published(
+    recipe: DetectorSpec, default: str, wrap: Callable[[Any, TrunkOptions], Any] = on_frames, **on_default: Any
+) -> DetectorSpec:
+    """Return ``recipe``, the declaration of a published recipe such as D3, for the features of trunks on single frames.
+
+    A name such as ``d3:TRUNK`` gives the declaration on TRUNK, with its side, normalisation and weights.
+
+    Args:
+        recipe: citation, clips and estimator.
+        default: name of the trunk on which the recipe was published.
+        wrap: as for ``on_trunk``.
+        on_default: fields of ``DetectorSpec`` that replace those of the trunk ``default``.
+    """
+    fields = ("family", "bibtex", "licence", "num_frames", "frame_sampling", "frame_fit", "estimator")
+    own = {field: getattr(recipe, field) for field in fields}
+
+    def of_name(name: str) -> DetectorSpec:
+        trunk = trunk_of(name, default)
+        more = own | (on_default if trunk.name == default else {})
+        return on_trunk(trunk, wrap, name=name, paper=f"{recipe.paper}; {trunk.paper}", **more)
+
+    return replace(recipe, of_name=of_name)
 
 
 def _of_trunk(name: str) -> DetectorSpec:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from fvc_lib.detectors.classical import Arrays, ClassicalModel, Labels, Settings, Values
 from fvc_lib.detectors.network import Normalised, PictureTrunk, Trunk
-from fvc_lib.detectors.probe import on_frames, published_on, trunk_of
+from fvc_lib.detectors.probe import on_frames, published
 from fvc_lib.detectors.transformers_networks import TransformersFrames
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.services.errors import UsageError
@@ -107,23 +107,17 @@ def _logits(arrays: Arrays, values: Values) -> Values:
 RESTRAV = ClassicalModel(({"epochs": 10},), _fit, _logits)
 
 
-def _of_trunk(name: str) -> DetectorSpec:
-    trunk = trunk_of(name, _TRUNK)
-
-    def wrap(built: object, options: TrunkOptions) -> PathTrunk:
-        path = PathTrunk(on_frames(built, options))
-        if trunk.name == _TRUNK:
-            path.normalised = Normalised((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-        return path
-
-    declared = published_on(_spec(name), trunk, wrap)
-    own = _spec(name).normalisation
-    return replace(declared, normalisation=own) if trunk.name == _TRUNK else declared
+def _on_path(built: object, options: TrunkOptions) -> PathTrunk:
+    path = PathTrunk(on_frames(built, options))
+    if options.name.partition(":")[2] in ("", _TRUNK):
+        path.normalised = Normalised((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    return path
 
 
-def _spec(name: str) -> DetectorSpec:
-    return DetectorSpec(
-        name=name,
+_AS_PUBLISHED = "fractions of white, not normalised further"
+_SPEC = published(
+    DetectorSpec(
+        name="restrav",
         family="features over time",
         paper="C. Interno et al., AI-generated video detection via perceptual straightening, NeurIPS 2025",
         bibtex="@inproceedings{interno2025restrav, title={{AI}-Generated Video Detection via Perceptual "
@@ -132,15 +126,16 @@ def _spec(name: str) -> DetectorSpec:
         licence="this project's (the publisher's: Apache-2.0), and the trunk's",
         num_frames=24,
         side=224,
-        normalisation="fractions of white, not normalised further",
+        normalisation=_AS_PUBLISHED,
         micro_batch=1,
         frame_sampling="rate:11.5",
         frame_fit="squash",
-        of_name=_of_trunk,
         of_features="embedding",
         estimator=RESTRAV,
-    )
-
-
-DETECTORS.register(_spec(name="restrav"))
-DETECTORS.register(_spec(name="restrav:NAME"))
+    ),
+    _TRUNK,
+    _on_path,
+    normalisation=_AS_PUBLISHED,
+)
+DETECTORS.register(_SPEC)
+DETECTORS.register(replace(_SPEC, name="restrav:NAME"))

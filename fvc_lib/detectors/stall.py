@@ -10,10 +10,12 @@ from the middle of the video instead of a random place. The first Gaussian is fi
 instead of a random one. The published Gaussians are fitted to 33,976 videos; with few videos the shares are coarse.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from fvc_lib.detectors.classical import Arrays, ClassicalModel, Labels, Settings, Values
-from fvc_lib.detectors.probe import on_frames, published_on, trunk_of
+from fvc_lib.detectors.probe import published
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec
 
@@ -107,13 +109,9 @@ def _logits(arrays: Arrays, features: Values) -> Values:
 STALL = ClassicalModel(({},), _fit, _logits, per_frame=True)
 
 
-def _of_trunk(name: str) -> DetectorSpec:
-    return published_on(_spec(name), trunk_of(name, _TRUNK), on_frames)
-
-
-def _spec(name: str) -> DetectorSpec:
-    return DetectorSpec(
-        name=name,
+_SPEC = published(
+    DetectorSpec(
+        name="stall",
         family="training-free",
         paper="O. Ben Hayun et al., Training-free detection of generated videos via spatial-temporal likelihoods, CVPR "
         "2026",
@@ -127,11 +125,10 @@ def _spec(name: str) -> DetectorSpec:
         micro_batch=1,
         frame_sampling="rate:8",
         frame_fit="squash",
-        of_name=_of_trunk,
         of_features="embedding",
         estimator=STALL,
-    )
-
-
-DETECTORS.register(_spec(name="stall"))
-DETECTORS.register(_spec(name="stall:NAME"))
+    ),
+    _TRUNK,
+)
+DETECTORS.register(_SPEC)
+DETECTORS.register(replace(_SPEC, name="stall:NAME"))

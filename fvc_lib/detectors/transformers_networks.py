@@ -258,19 +258,16 @@ def from_folder(model: Any, folder: Path, settings: dict[str, Any], licence: str
         reason = first_line(error)
         raise UsageError(f"model_weights {str(folder)!r}: no weights that can be read: {reason}.") from error
     found = {"not in it": loading["missing_keys"], "of another shape": [one[0] for one in loading["mismatched_keys"]]}
-    found = {kind: sorted(name for name in names if not _of_class(name)) for kind, names in found.items()}
+    found = {
+        kind: sorted(name for name in names if not name.startswith("classifier.")) for kind, names in found.items()
+    }
     if problems := problems_of(found):
         raise UsageError(
             f"model_weights {str(folder)!r} does not fit a {model.__name__}: {problems}. They would be random: give "
             "the folder of a whole network of this kind, and num_frames and fixed_size as it was made for."
         )
     refuse_nan(network.state_dict(), "model_weights", folder)
-    left_out = {*loading["unexpected_keys"], *filter(_of_class, network.state_dict())}
-    return network, LoadedWeights(str(folder), content_digest(folder), licence, tuple(sorted(left_out)))
-
-
-def _of_class(name: str) -> bool:
-    return name.startswith("classifier.")
+    return network, LoadedWeights(str(folder), content_digest(folder), licence)
 
 
 def colours_of(folder: Path, otherwise: Colours) -> Colours:

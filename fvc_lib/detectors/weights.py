@@ -44,7 +44,6 @@ class LoadedWeights:
     source: str  # the file or folder, or the package that brings them
     sha256: str  # hexadecimal digest of the file, or of the names and contents of a folder's files
     licence: str  # of the weights, as far as known
-    left_out: tuple[str, ...] = ()  # names in the source that the network does not have: its publisher's class layer
 
 
 def load_weights(
@@ -71,8 +70,7 @@ def load_weights(
     """
     found = adapt(dict(read_weights(path, field)))
     network.load_state_dict(fitted(network, found, path, field))
-    left_out = tuple(name for name in found if name not in network.state_dict())
-    return LoadedWeights(str(path), content_digest(path), licence, left_out)
+    return LoadedWeights(str(path), content_digest(path), licence)
 
 
 def fitted(

@@ -17,6 +17,7 @@ from fvc_lib.detectors.network import (
     PictureTrunk,
     blocks_of,
     built_trunk,
+    load_once,
     without_class_layer,
 )
 from fvc_lib.detectors.packages import imported
@@ -48,6 +49,7 @@ def build_backbone(name: str, weights: Path | None = None, size: int = 224, *, p
     options = TrunkOptions(name, 1, size, weights, licence, pretrained=pretrained)
     try:
         backbone = BACKBONES.get(name)(options) if spec is None else built_trunk(spec, options)
+        load_once(backbone, weights, licence)
     except UsageError as error:  # its message names the parameter of the video tasks
         raise UsageError(str(error).replace("model_weights", "backbone_weights")) from error
     if not hasattr(backbone, "stages"):

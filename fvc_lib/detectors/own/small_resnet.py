@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fvc_lib.detectors.network import Normalised
-from fvc_lib.detectors.weights import load_weights
 from fvc_lib.services.registry import BACKBONES, TrunkOptions
 
 _GROUPS = 8
@@ -80,11 +79,8 @@ class _Residual(nn.Module):
         return F.relu(self.second_norm(self.second(inner)) + self.shortcut(features))
 
 
-def _build(options: TrunkOptions) -> SmallResnet:
-    network = SmallResnet()
-    if options.weights:
-        network.loaded_weights = load_weights(network, options.weights, licence=options.licence)  # type: ignore[assignment]
-    return network
+def _build(_options: TrunkOptions) -> SmallResnet:
+    return SmallResnet()
 
 
 BACKBONES.register(_build, "small_resnet")
