@@ -79,12 +79,20 @@ def scaled(arrays: Arrays, values: Values) -> Values:
     Args:
         arrays: the result of ``fit_scaling`` on training values.
         values: float64 (N, F), NaN where missing.
+
+    Raises:
+        ValueError: the arrays do not fit the values, though NumPy might broadcast them.
     """
-    return (_filled(arrays, values) - arrays["mean"]) / arrays["scale"]
+    filled = _filled(arrays, values)
+    if {arrays[name].shape for name in ("mean", "scale")} != {filled.shape[1:]}:
+        raise ValueError(f"mean or scale of another shape than {filled.shape[1:]}")
+    return (filled - arrays["mean"]) / arrays["scale"]
 
 
 def _filled(arrays: Arrays, values: Values) -> Values:
     missing = np.isnan(values)
+    if arrays["median"].shape != values.shape[1:]:
+        raise ValueError(f"medians of {len(arrays['median'])} features")
     return np.hstack([np.where(missing, arrays["median"], values), missing[:, arrays["indicator"]]])
 
 

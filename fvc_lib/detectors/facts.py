@@ -17,7 +17,6 @@ from fvc_lib.detectors.packages import REMEDY
 from fvc_lib.engine.device import finished_at, resolve_device
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, command_text
-from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 _SEES = {  # by ``DetectorSpec.of_features``
@@ -144,25 +143,15 @@ _TIMED_PASSES, _TIMED_SECONDS = 15, 6.0
 def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
     """Measure the size and speed of the network of every configuration on this machine.
 
-    The networks are measured one after the other, in a child process.
-
     Returns:
         One mapping per configuration: ``num_parameters``, ``num_trained`` (number of trained parameters) and
         ``milliseconds_per_clip`` (median of up to 15 forward passes of one clip, after two passes to warm up). The
         mapping is empty for a network that cannot be built here, and for a model on features.
     """
-    items = [config.model_dump(mode="json") for config in configs]
-    answers = run_isolated(f"{__name__}:cost_of", items, workers=1, timeout_seconds=300.0, memory_bytes=None)
-    return [answer.value or {} for answer in sorted(answers, key=lambda answer: answer.position)]
+    return [_cost_of(config) for config in configs]
 
 
-def cost_of(values: dict[str, Any]) -> dict[str, float]:
-    """Return the size and the speed of the network of one configuration, measured in this process.
-
-    ``measured_costs`` calls this function in a child process, and describes the keys of the returned mapping.
-    ``values`` are the fields of the ``RunConfig``.
-    """
-    config = RunConfig(**values)
+def _cost_of(config: RunConfig) -> dict[str, float]:
     if config.of_features:  # no network whose forward pass could be timed
         return {}
     try:

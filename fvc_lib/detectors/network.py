@@ -24,8 +24,10 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 # Mean and standard deviation of red, green and blue, as fractions of white, with which published weights were trained.
-IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-KINETICS_MEAN, KINETICS_DEVIATION = (0.43216, 0.394666, 0.37645), (0.22803, 0.22145, 0.216989)
+Colours = tuple[Sequence[float], Sequence[float]]
+IMAGENET: Colours = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+KINETICS: Colours = ((0.43216, 0.394666, 0.37645), (0.22803, 0.22145, 0.216989))
+GREY: Colours = ((0.45, 0.45, 0.45), (0.225, 0.225, 0.225))
 _GRU_WIDTH = 256
 _SMALL = 1e-8
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.RMSNorm)
@@ -38,15 +40,15 @@ class Normalised(nn.Module):
     """A layer that normalises colours: it subtracts the mean and divides by the standard deviation of every channel.
 
     Args:
-        mean: mean of red, green and blue, as fractions of white.
-        deviation: standard deviation of red, green and blue, as fractions of white.
+        colours: mean and standard deviation of red, green and blue, as fractions of white.
     """
 
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, mean: Sequence[float] = IMAGENET_MEAN, deviation: Sequence[float] = IMAGENET_DEVIATION) -> None:
+    def __init__(self, colours: Colours = IMAGENET) -> None:
         super().__init__()
+        mean, deviation = colours
         # Not persistent: files of published weights do not have them.
         self.register_buffer("mean", 255 * torch.tensor(mean).view(3, 1, 1), persistent=False)
         self.register_buffer("deviation", 255 * torch.tensor(deviation).view(3, 1, 1), persistent=False)
@@ -68,8 +70,8 @@ class Trunk(nn.Module):
     Args:
         network: the publisher's module without class layer; files of weights hold its ``state_dict``.
         num_features: F, number of features of a clip or frame.
-        mean: mean of red, green and blue in the publisher's training data, as fractions of white.
-        deviation: standard deviation of red, green and blue in that data, as fractions of white.
+        colours: mean and standard deviation of red, green and blue in the publisher's training data, as fractions of
+            white.
         recomputable: parts whose activations gradient checkpointing may compute again.
         weights: origin of the weights; None: the network starts from scratch.
     """
@@ -82,15 +84,14 @@ class Trunk(nn.Module):
         network: nn.Module,
         num_features: int,
         *,
-        mean: Sequence[float] = KINETICS_MEAN,
-        deviation: Sequence[float] = KINETICS_DEVIATION,
+        colours: Colours = KINETICS,
         recomputable: Sequence[nn.Module] = (),
         weights: LoadedWeights | None = None,
     ) -> None:
         super().__init__()
         self.network = network
         self.frame_feature_size = num_features
-        self.normalised = Normalised(mean, deviation)
+        self.normalised = Normalised(colours)
         self.weights = weights
         self.notes: tuple[str, ...] = ()
         self._recomputable = tuple(recomputable)

@@ -110,7 +110,7 @@ RESTRAV = ClassicalModel(({"epochs": 10},), _fit, _logits)
 def _on_path(built: object, options: TrunkOptions) -> PathTrunk:
     path = PathTrunk(on_frames(built, options))
     if options.name.partition(":")[2] in ("", _TRUNK):
-        path.normalised = Normalised((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+        path.normalised = Normalised(((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)))
     return path
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.detectors.network import IMAGENET_DEVIATION, IMAGENET_MEAN, PictureTrunk, Trunk
+from fvc_lib.detectors.network import GREY, IMAGENET, Colours, PictureTrunk, Trunk
 from fvc_lib.detectors.packages import imported
 from fvc_lib.detectors.weights import LoadedWeights, problems_of, refuse_nan
 from fvc_lib.engine.oom_detection import first_line
@@ -23,11 +23,8 @@ from fvc_lib.services.atomic_files import content_digest, read_json_object
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
-Colours = tuple[tuple[float, float, float], tuple[float, float, float]]
 _CLIP_COLOURS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-_OF_IMAGENET = (IMAGENET_MEAN, IMAGENET_DEVIATION)
 _HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-_GREY = ((0.45, 0.45, 0.45), (0.225, 0.225, 0.225))
 # ViViT's processor scales pixels to [-1, 1], then subtracts 0.5 and divides by 0.5.
 _OF_VIVIT = ((0.75, 0.75, 0.75), (0.25, 0.25, 0.25))
 _CLIP = "Radford et al., Learning transferable visual models from natural language supervision, ICML 2021"
@@ -124,25 +121,25 @@ _OF_PICTURES, _OF_CLIPS = ("image_size",), ("image_size", "num_frames")
 # DINOv3 and SigLIP were published with squashed frames.
 _FAMILIES: dict[str, tuple[str, Colours, str, str, str, str, int, int, tuple[str, ...]]] = {
     "clip": ("CLIPVisionModel", _CLIP_COLOURS, _CLIP, "MIT", "crop", "uniform", 8, 224, _OF_PICTURES),
-    "xclip": ("XCLIPVisionModel", _OF_IMAGENET, _XCLIP, "MIT", "crop", "uniform", 8, 224, _OF_PICTURES),
-    "dinov2": ("Dinov2Model", _OF_IMAGENET, _DINO2, "Apache-2.0", "crop:0.875", "uniform", 8, 224, _OF_PICTURES),
+    "xclip": ("XCLIPVisionModel", IMAGENET, _XCLIP, "MIT", "crop", "uniform", 8, 224, _OF_PICTURES),
+    "dinov2": ("Dinov2Model", IMAGENET, _DINO2, "Apache-2.0", "crop:0.875", "uniform", 8, 224, _OF_PICTURES),
     "dinov3": (
-        "DINOv3ViTModel", _OF_IMAGENET, _DINO3, "DINOv3 License, gated: ask on the hub", "letterbox", "uniform", 8, 224,
+        "DINOv3ViTModel", IMAGENET, _DINO3, "DINOv3 License, gated: ask on the hub", "letterbox", "uniform", 8, 224,
         _OF_PICTURES,
     ),
     "siglip": ("SiglipVisionModel", _HALF, _SIGLIP, "Apache-2.0", "letterbox", "uniform", 8, 224, _OF_PICTURES),
     "timesformer": (
-        "TimesformerForVideoClassification", _GREY, _TIMESFORMER, "CC BY-NC 4.0", "crop", "window:32", 8, 224, _OF_CLIPS
+        "TimesformerForVideoClassification", GREY, _TIMESFORMER, "CC BY-NC 4.0", "crop", "window:32", 8, 224, _OF_CLIPS
     ),
     "videomae": (
-        "VideoMAEForVideoClassification", _OF_IMAGENET, _VIDEOMAE, "CC BY-NC 4.0", "crop", "window:4", 16, 224,
+        "VideoMAEForVideoClassification", IMAGENET, _VIDEOMAE, "CC BY-NC 4.0", "crop", "window:4", 16, 224,
         _OF_CLIPS,
     ),
     "vivit": (
         "VivitForVideoClassification", _OF_VIVIT, _VIVIT, "MIT", "crop:0.875", "window:2", 32, 224, _OF_CLIPS
     ),
     "vjepa2": (
-        "VJEPA2ForVideoClassification", _OF_IMAGENET, _VJEPA2, "MIT", "crop:0.875", "window:4", 16, 256,
+        "VJEPA2ForVideoClassification", IMAGENET, _VJEPA2, "MIT", "crop:0.875", "window:4", 16, 256,
         ("crop_size", "frames_per_clip"),
     ),
 }  # fmt: skip
@@ -209,19 +206,19 @@ def build_network(options: TrunkOptions, name: str) -> Trunk:
     model = getattr(imported("transformers", options.name), class_name)
     sizes = dict(zip(size_names, (options.side, options.num_frames), strict=False))
     sees_clips = size_names != _OF_PICTURES
-    trunk: dict[str, Any] = {"mean": colours[0], "deviation": colours[1]}
+    loaded: LoadedWeights | None = None
     if options.weights is None:
         network = model(model.config_class(**settings, **sizes))
     else:
-        network, trunk["weights"] = from_folder(model, options.weights, sizes if sees_clips else {}, options.licence)
-        trunk["mean"], trunk["deviation"] = colours_of(options.weights, colours)
+        network, loaded = from_folder(model, options.weights, sizes if sees_clips else {}, options.licence)
+        colours = colours_of(options.weights, colours)
     lists = [part for part in network.modules() if isinstance(part, nn.ModuleList)]
     largest = max(lists, key=lambda part: sum(parameter.numel() for parameter in part.parameters()))
     num_features = network.classifier.in_features if sees_clips else network.config.hidden_size
     if sees_clips:
         network.classifier = nn.Identity()
     kind_of_trunk = TransformersClips if sees_clips else TransformersFrames
-    built: Trunk = kind_of_trunk(network, num_features, recomputable=tuple(largest), **trunk)
+    built: Trunk = kind_of_trunk(network, num_features, colours=colours, recomputable=tuple(largest), weights=loaded)
     built.notes += note_of_another_network(network.config, model.config_class(**settings), name)
     return built
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fvc_lib.detectors.network import (
-    IMAGENET_DEVIATION,
-    IMAGENET_MEAN,
-    KINETICS_DEVIATION,
-    KINETICS_MEAN,
+    GREY,
+    IMAGENET,
+    KINETICS,
+    Colours,
     Trunk,
     blocks_of,
     without_class_layer,
@@ -77,28 +77,25 @@ _BIBTEX = {
   year = {2017}
 }""",
 }
-_OF_KINETICS, _OF_IMAGENET = (KINETICS_MEAN, KINETICS_DEVIATION), (IMAGENET_MEAN, IMAGENET_DEVIATION)
-_GREY = ((0.45, 0.45, 0.45), (0.225, 0.225, 0.225))
-_Colours = tuple[tuple[float, float, float], tuple[float, float, float]]
 # By name: paper, frames, side, mean and deviation of colours, clips in memory at once, stride between frames, and the
 # crop of the resized picture. torchvision's 15 frames per second are every second frame of Kinetics' 25 to 30; its
 # pictures are resized to 128 or 256, then cropped. pytorchvideo's frames x stride are from its model zoo's table: 4x12,
 # 13x6, 16x5, 8x8, 8x8 (32x2 in the fast path), 8x8; the hub resizes pictures to 182 or 256.
-_TORCHVISION: dict[str, tuple[str, int, int, _Colours, int, int, str]] = {
-    "r3d_18": (_R3D, 16, 112, _OF_KINETICS, 2, 2, "crop:0.875"),
-    "mc3_18": (_R3D, 16, 112, _OF_KINETICS, 2, 2, "crop:0.875"),
-    "r2plus1d_18": (_R3D, 16, 112, _OF_KINETICS, 2, 2, "crop:0.875"),
-    "s3d": (_S3D, 16, 224, _OF_KINETICS, 1, 2, "crop:0.875"),
-    "mvit_v2_s": (_MVIT, 16, 224, _GREY, 1, 4, "crop:0.875"),
-    "swin3d_t": (_SWIN, 16, 224, _OF_IMAGENET, 1, 2, "crop:0.875"),
+_TORCHVISION: dict[str, tuple[str, int, int, Colours, int, int, str]] = {
+    "r3d_18": (_R3D, 16, 112, KINETICS, 2, 2, "crop:0.875"),
+    "mc3_18": (_R3D, 16, 112, KINETICS, 2, 2, "crop:0.875"),
+    "r2plus1d_18": (_R3D, 16, 112, KINETICS, 2, 2, "crop:0.875"),
+    "s3d": (_S3D, 16, 224, KINETICS, 1, 2, "crop:0.875"),
+    "mvit_v2_s": (_MVIT, 16, 224, GREY, 1, 4, "crop:0.875"),
+    "swin3d_t": (_SWIN, 16, 224, IMAGENET, 1, 2, "crop:0.875"),
 }
-_PYTORCHVIDEO: dict[str, tuple[str, int, int, _Colours, int, int, str]] = {
-    "x3d_xs": (_X3D, 4, 160, _GREY, 4, 12, "crop:0.879"),
-    "x3d_s": (_X3D, 13, 160, _GREY, 2, 6, "crop:0.879"),
-    "x3d_m": (_X3D, 16, 224, _GREY, 1, 5, "crop:0.875"),
-    "slow_r50": (_SLOWFAST, 8, 224, _GREY, 1, 8, "crop:0.875"),
-    "slowfast_r50": (_SLOWFAST, 32, 224, _GREY, 1, 2, "crop:0.875"),
-    "i3d_r50": (_I3D, 8, 224, _GREY, 1, 8, "crop:0.875"),
+_PYTORCHVIDEO: dict[str, tuple[str, int, int, Colours, int, int, str]] = {
+    "x3d_xs": (_X3D, 4, 160, GREY, 4, 12, "crop:0.879"),
+    "x3d_s": (_X3D, 13, 160, GREY, 2, 6, "crop:0.879"),
+    "x3d_m": (_X3D, 16, 224, GREY, 1, 5, "crop:0.875"),
+    "slow_r50": (_SLOWFAST, 8, 224, GREY, 1, 8, "crop:0.875"),
+    "slowfast_r50": (_SLOWFAST, 32, 224, GREY, 1, 2, "crop:0.875"),
+    "i3d_r50": (_I3D, 8, 224, GREY, 1, 8, "crop:0.875"),
 }
 _NETWORKS = _TORCHVISION | _PYTORCHVIDEO
 
@@ -128,8 +125,7 @@ def _build(options: TrunkOptions) -> VideoTrunk:
     network = getattr(package, name)()
     num_features, blocks = (torchvision_parts if of_torchvision else pytorchvideo_parts)(network)
     loaded = load_weights(network, options.weights, licence=options.licence) if options.weights else None
-    mean, deviation = _NETWORKS[name][3]
-    trunk = VideoTrunk(network, num_features, mean=mean, deviation=deviation, recomputable=blocks, weights=loaded)
+    trunk = VideoTrunk(network, num_features, colours=_NETWORKS[name][3], recomputable=blocks, weights=loaded)
     trunk.slow_every = 4 if name.startswith("slowfast") else 0
     return trunk
 

@@ -30,6 +30,7 @@ BEGUN_WITH = "begun_with"  # name in a bundle (an exported detector) of the weig
 _INSIDE = ("state_dict", "model", "model_state", "model_state_dict")
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _NAMED_AT_MOST = 5
+_COUNTER = "num_batches_tracked"  # of a batch norm; networks here do not use it
 # Errors that loading raises for damaged files, for web pages saved as files, and for files with code in them.
 _UNREADABLE = (
     RuntimeError, pickle.UnpicklingError, EOFError, safetensors.SafetensorError, ValueError, LookupError, TypeError,
@@ -69,39 +70,17 @@ def load_weights(
         UsageError: the file cannot be read, lacks weights, or has weights of another shape or unknown name.
     """
     found = adapt(dict(read_weights(path, field)))
-    network.load_state_dict(fitted(network, found, path, field))
+    fits = f"{field} {str(path)!r} does not fit the network ({type(network).__name__})"
+    remedy = "Give the weights of the network that is named."
+    try:
+        missing, unknown = network.load_state_dict(found, strict=False)
+    except RuntimeError as error:  # a line for every weight of another shape
+        raise UsageError(f"{fits}: {'; '.join(map(str.strip, str(error).splitlines()[1:4]))} {remedy}") from error
+    strange = [name for name in unknown if not name.startswith(CLASS_LAYERS) and not name.endswith(_COUNTER)]
+    absent = [name for name in missing if not name.endswith(_COUNTER)]
+    if problems := problems_of({"not in it": absent, "unknown": strange}):
+        raise UsageError(f"{fits}: {problems}. {remedy}")
     return LoadedWeights(str(path), content_digest(path), licence)
-
-
-def fitted(
-    network: nn.Module, weights: Mapping[str, Tensor], path: Path, field: str = "model_weights"
-) -> dict[str, Tensor]:
-    """Return a ``state_dict`` for ``network`` with the tensors of ``weights``, without those of a class layer.
-
-    Args:
-        network: the network.
-        weights: tensors by name.
-        path: the file that ``weights`` were read from, for error messages.
-        field: name of the run's parameter whose value is ``path``, for error messages.
-
-    Raises:
-        UsageError: a weight of the network is missing or has another shape, or ``weights`` has an unknown name.
-    """
-    found = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
-    wanted = network.state_dict()
-    missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
-    unknown = [name for name in found if name not in wanted and not name.startswith(CLASS_LAYERS)]
-    other = [
-        f"{name} {tuple(found[name].shape)} instead of {tuple(wanted[name].shape)}"
-        for name in wanted
-        if name in found and found[name].shape != wanted[name].shape
-    ]
-    if problems := problems_of({"not in it": missing, "unknown": unknown, "of another shape": other}):
-        raise UsageError(
-            f"{field} {str(path)!r} does not fit the network ({type(network).__name__}): {problems}. Give the weights "
-            "of the network that is named."
-        )
-    return {name: found.get(name, wanted[name]) for name in wanted}
 
 
 def problems_of(names: Mapping[str, Sequence[str]]) -> str:

@@ -120,7 +120,9 @@ def test_other_weights_pixels_code_or_devices_have_features_of_their_own(frozen,
     assert before.folder != after.folder
     assert not torch.equal(before.features([clip]), after.features([clip]))
     config, cuda = frozen.with_config(model="frame_cnn").config, torch.device("cuda")
-    trunk, other = (PictureTrunk(Pooled(), 16, mean=mean) for mean in ((0.5, 0.5, 0.5), (0.4, 0.5, 0.5)))
+    trunk, other = (
+        PictureTrunk(Pooled(), 16, colours=(mean, (0.2, 0.2, 0.2))) for mean in ((0.5, 0.5, 0.5), (0.4, 0.5, 0.5))
+    )
     names = [
         features._identity(of, frozen.store, config, device)
         for of, device in ((trunk, CPU), (other, CPU), (trunk, cuda))

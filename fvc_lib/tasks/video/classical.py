@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -211,15 +210,13 @@ def model_of(config: RunConfig) -> ClassicalModel:
 
 
 def trained_class(config: RunConfig, source: Source, num_numbers: int = 0) -> TrainedClass:
-    """Return the description of the estimator, its features and its package for the record of a training.
+    """Return the description of the estimator and its features for the record of a training.
 
     ``num_numbers`` is the number of floats in the fitted model. It includes the constants that replace missing features
     and scale all features.
     """
-    packages = (DETECTORS.get(config.model).packages if config.of_features == "forensic" else ()) or ("scikit-learn",)
-    fitter = ", ".join(f"{name} {version(name)}" for name in packages)
     families = ", ".join(dict.fromkeys(column.family for column in source.columns))
-    note = f"{len(source.columns):,} features of {families}; fitted by {fitter} in one piece, on the CPU"
+    note = f"{len(source.columns):,} features of {families}; fitted in one piece, on the CPU"
     name, file = f"{classical.__name__}:{config.model}", str(classical.__file__)
     return TrainedClass(name, file, num_parameters=num_numbers, notes=(note,))
 
@@ -325,8 +322,7 @@ def arrays_of(path: Path, weights: Mapping[str, Tensor], config: RunConfig, size
     """Return the arrays of a fitted model's views from ``weights``, which were read from the file ``path``.
 
     ``sizes`` maps the views to their numbers of features. The model computes the logits of two made-up videos, which
-    takes all arrays. Those of logistic regressions are compared one by one, too: NumPy would compute logits from some
-    that do not fit together.
+    takes all arrays.
 
     Raises:
         UsageError: an array is missing or does not fit the others.
@@ -334,18 +330,10 @@ def arrays_of(path: Path, weights: Mapping[str, Tensor], config: RunConfig, size
     own = {name: tensor.numpy() for name, tensor in weights.items() if name.rpartition("/")[0] in sizes}
     model, total = model_of(config), sum(sizes.values())
     remedy = "Get the file again, or train again."
-    for view, size in sizes.items() if model.logits is classical.LOGISTIC.logits else ():
-        begin = f"{view}/" * bool(view)
-        more = size + own.get(f"{begin}indicator", np.empty(())).size
-        wanted = {"median": size, "indicator": more - size, "mean": more, "scale": more, "weight": more, "intercept": 1}
-        for name in (*wanted, "share") if view else wanted:
-            found = own.get(begin + name, np.empty(()))
-            if found.shape != (wanted.get(name, 1),) or (name == "indicator" and not np.isin(found, range(size)).all()):
-                raise UsageError(
-                    f"{str(path)!r}: the array {begin + name!r} is missing, or does not fit {size:,} features. {remedy}"
-                )
     try:
-        logits_of(config, own, np.zeros((2, _FRAMES_TRIED, total) if model.per_frame else (2, total)))
+        logits = logits_of(config, own, np.zeros((2, _FRAMES_TRIED, total) if model.per_frame else (2, total)))
+        if logits.shape != (2,):
+            raise ValueError(f"logits of shape {logits.shape}")
     except FvcError:
         raise
     except KeyError as error:
