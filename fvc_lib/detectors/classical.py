@@ -6,7 +6,7 @@ stored in the libraries' text formats, as arrays of bytes. No file is unpickled.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,19 +144,32 @@ def _smallest_leaf(num_rows: int) -> int:
     return min(max(num_rows // 10, 3), 20)
 
 
-def _fit_boosting(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
-    from sklearn.ensemble import HistGradientBoostingClassifier
+def boosting(num_rows: int, rounds: int, leaves: int, categorical: Sequence[bool] | None = None) -> Any:
+    """Return a ``HistGradientBoostingClassifier`` to be fitted to ``num_rows`` rows, few of which are in a leaf.
 
-    values = np.where(np.isnan(values).all(0), 0.0, values)  # a column in which all values are missing cannot be binned
-    model = HistGradientBoostingClassifier(
+    Args:
+        num_rows: number of rows of the training part.
+        rounds: number of trees.
+        leaves: largest number of leaves of a tree.
+        categorical: for every column whether it holds categories; None: none does.
+    """
+    from sklearn.ensemble import HistGradientBoostingClassifier  # takes a second to load
+
+    return HistGradientBoostingClassifier(
         learning_rate=_RATE,
-        max_iter=int(settings["rounds"]),
-        max_leaf_nodes=int(settings["leaves"]),
-        min_samples_leaf=_smallest_leaf(len(labels)),
+        max_iter=rounds,
+        max_leaf_nodes=leaves,
+        min_samples_leaf=_smallest_leaf(num_rows),
         l2_regularization=1.0,
+        categorical_features=categorical,
         early_stopping=False,  # it would hold out single videos, not groups
         random_state=0,
     )
+
+
+def _fit_boosting(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
+    values = np.where(np.isnan(values).all(0), 0.0, values)  # a column in which all values are missing cannot be binned
+    model = boosting(len(labels), int(settings["rounds"]), int(settings["leaves"]))
     # On so few rows several threads take a hundred times longer than one if other processes want the cores.
     with threadpool_limits(1, user_api="openmp"):
         model.fit(values, labels, weights)

@@ -30,6 +30,7 @@ from threadpoolctl import threadpool_limits
 
 from fvc_lib.corpus.folds import TrainingRows, make_folds, most_folds
 from fvc_lib.corpus.protocols import Tells, training_rows
+from fvc_lib.detectors.classical import boosting
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, roc_auc
 from fvc_lib.metrics.cross_validation import measure_over_folds
 from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE, leans_by_chance, mean_lean
@@ -201,8 +202,6 @@ def metadata_only(
     Raises:
         DataError: a video is not in the index.
     """
-    from sklearn.ensemble import HistGradientBoostingClassifier  # takes a second to load
-
     absent = folds.join(index, on="video_id", how="anti")["video_id"]
     if absent.len():
         raise DataError(f"The index lacks {absent.len()} videos of the folds, e.g. {absent[0]!r}. Run 01 and 02 again.")
@@ -219,17 +218,7 @@ def metadata_only(
         if np.unique(is_fake[~test]).size < 2 or not usable:
             continue  # nothing can be learned, so the score stays the share of fakes
         features = np.stack([columns[place] for place in usable], axis=1)
-        # Small leaves suit few videos: with 50 videos the default size of 20 would allow a single split.
-        model = HistGradientBoostingClassifier(
-            learning_rate=0.1,
-            max_iter=rounds,
-            max_leaf_nodes=15,
-            min_samples_leaf=min(max(int((~test).sum()) // 10, 3), 20),
-            l2_regularization=1.0,
-            categorical_features=[names[place] in CATEGORIES for place in usable],
-            early_stopping=False,  # it would hold out single videos, not groups
-            random_state=0,
-        )
+        model = boosting(int((~test).sum()), rounds, 15, [names[place] in CATEGORIES for place in usable])
         # On so few rows many threads take a hundred times longer than one if other processes use the cores as well.
         with threadpool_limits(1, user_api="openmp"):
             model.fit(features[~test], is_fake[~test])
