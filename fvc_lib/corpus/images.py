@@ -231,7 +231,7 @@ def list_manifest(files: CorpusFiles, corpus: Path) -> ImageListing:
     paths, labels = ("path", "image_path", "image"), ("class", "label", "class_label")
     others = table.further_columns([paths], [labels, label_table.GROUP_COLUMNS, label_table.SPLIT_COLUMNS])
     rows = [*label_table.file_rows(table, files, found.rejections, paths)]
-    column_of = _target_columns(table.name, others, [row.cells for row in rows], found)
+    column_of = _target_columns(others, [row.cells for row in rows], found.units)
     for row in rows:
         part, no_part = label_table.stated_part(row.cells)
         numbers = {target: _number(row.cells[column.lower()]) for target, column in column_of.items()}
@@ -240,32 +240,24 @@ def list_manifest(files: CorpusFiles, corpus: Path) -> ImageListing:
     return found
 
 
-def _target_columns(
-    table: str, columns: Iterable[str], rows: Sequence[Mapping[str, str]], found: ImageListing
-) -> dict[str, str]:
+def _target_columns(columns: Iterable[str], rows: Sequence[Mapping[str, str]], units: dict[str, str]) -> dict[str, str]:
     """Map the name of each target (a number to predict) to its column.
 
     A name is the column without its unit: the column ``calories_kcal`` has the target ``calories``.
 
     Args:
-        table: name of the manifest.
         columns: the columns that may hold numbers.
         rows: the cells of each row by column in lower case.
-        found: receives the units of the targets, and notes on cells that hold no number.
+        units: receives the units of the targets.
     """
     column_of = dict[str, str]()
     for column in columns:
         filled = [cell for cells in rows if (cell := cell_text(cells, column.lower()))]
-        strange = sum(_number(cell) is None for cell in filled)
-        is_read = 2 * strange <= len(filled) > 0
-        if strange:
-            unread = "" if is_read else " The column is not read."
-            found.notes.append(f"{table}: {strange:,} cells of {column!r} hold no number.{unread}")
-        if is_read:
+        if 2 * sum(_number(cell) is None for cell in filled) <= len(filled) > 0:
             name, _, unit = column.rpartition("_")
             unit = unit if name and unit.lower() in UNITS else ""
             target = name if unit and name not in column_of else column  # mass_kg next to mass_g keeps its full name
-            column_of[target], found.units[target] = column, unit
+            column_of[target], units[target] = column, unit
     return column_of
 
 
@@ -351,9 +343,7 @@ class ImageIndex:
     targets: pl.DataFrame  # IMAGE_TARGETS table of the known numbers, sorted by image and target
     rejected: pl.DataFrame  # REJECTED table
     root: Path  # absolute folder that each path is relative to
-    classes: tuple[str, ...]  # the classes that occur, sorted
     units: Mapping[str, str]  # unit of each target, in the requested order
-    layout: str  # food101, nutrition5k, folder or manifest
     notes: tuple[str, ...]  # sentences with counts
 
 
@@ -412,15 +402,15 @@ def index_images(
             source=pl.lit(layout),
             image_id=pl.col("content_sha256").replace_strict(video_ids(images["content_sha256"])),
         ).sort("image_id")
-        classes, targets = images["class_label"].drop_nulls().unique().sort().to_list(), _targets(images, units)
+        classes, targets = images["class_label"].drop_nulls().unique().to_list(), _targets(images, units)
         if len(classes) < 2 and targets.is_empty():
             raise DataError(
                 f"the images have {len(classes)} class ({', '.join(classes)}) and no number to predict. Add images of "
                 "another class, or a manifest with numbers."
             )
     images = check_table(images.select(*IMAGES.columns), IMAGES, "images")
-    notes = (*listing.notes, *split.notes)
-    return ImageIndex(images, targets, rejections.frame(), files.root, tuple(classes), units, layout, notes)
+    notes = (f"{layout}: {files.root}", *listing.notes, *split.notes)
+    return ImageIndex(images, targets, rejections.frame(), files.root, units, notes)
 
 
 def learnable(images: Sequence[ListedImage], targets: Sequence[str], rejections: Rejections) -> pl.DataFrame:

@@ -38,20 +38,15 @@ def ranks_of_class(scores: ArrayLike, labels: ArrayLike) -> IntArray:
     count against the model: if all classes have the same score, the rank is C.
 
     Args:
-        scores: float (N, C), higher is more likely; infinite values are compared like others.
+        scores: float (N, C), higher is more likely; infinite values are compared like others, NaN counts as a tie.
         labels: int (N,) of 0 .. C - 1.
 
     Returns:
         int64 (N,) of 1 .. C.
-
-    Raises:
-        ValueError: a score is NaN, or a class is negative.
     """
-    table, classes = np.asarray(scores), np.asarray(labels)
-    if np.isnan(table).any() or classes.min() < 0:
-        raise ValueError("wanted scores without NaN, and classes from 0.")
-    of_class = np.take_along_axis(table, classes[:, None], axis=1)
-    return np.asarray((table >= of_class).sum(axis=1, dtype=np.int64))
+    table = np.asarray(scores)
+    of_class = np.take_along_axis(table, np.asarray(labels)[:, None], axis=1)
+    return np.asarray((~(table < of_class)).sum(axis=1, dtype=np.int64))
 
 
 def class_scores(labels: ArrayLike, predicted: ArrayLike) -> dict[str, FloatArray]:
@@ -115,9 +110,7 @@ def _macro(name: str, sums: FloatArray) -> FloatArray:
 
     ``sums`` (R, 3 K) are the sums of ``_class_columns`` under R sets of row weights.
     """
-    values = _scores_of_sums(sums)[name]
-    present = ~np.isnan(values)
-    return divide(np.where(present, values, 0.0).sum(axis=1), present.sum(axis=1).astype(np.float64))
+    return np.asarray(np.nanmean(_scores_of_sums(sums)[name], axis=1))
 
 
 # --- Numbers

@@ -207,7 +207,7 @@ def test_files_that_no_export_writes_are_refused(home_of, tmp_path):
     for task, name, change, why in (
         ("image", "labels.json", {"classes": []}, "weights do not fit"),
         ("image", "labels.json", {"classes": 7}, "is not what a training writes"),
-        ("image", "labels.json", {"calibration": {"temperature": 1}}, "is not what a training writes"),
+        ("image", "labels.json", {"temperature": "hot"}, "is not what a training writes"),
         ("video_text", "texts.parquet", {"text": "words"}, r"texts.parquet.*text"),
         ("video_text", "tokenizer.json", {"sha256": None, "tokenizer": None}, "no tokenizer"),
     ):

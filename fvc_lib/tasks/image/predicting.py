@@ -139,8 +139,8 @@ class ImagePredictor(OneNetwork):
             values = dict.fromkeys(_CLASS) | dict(zip(("class", "runner_up"), names, strict=False))
             values["probability_uncalibrated"] = float(plain[order[0]])
             lines = [names[0], "probability not calibrated", *(f"then {name}" for name in names[1:])]
-            if labels.calibration is not None:
-                calibrated = class_probabilities(logits, labels.calibration.temperature)[0, order].tolist()
+            if labels.temperature is not None:
+                calibrated = class_probabilities(logits, labels.temperature)[0, order].tolist()
                 values |= dict(zip(("probability", "runner_up_probability"), calibrated, strict=False))
                 lines[1] = f"probability {calibrated[0]:.2f}"
         numbers = dict(zip(self._targets, labels.in_units(scaled)[0].tolist(), strict=True))
@@ -154,11 +154,10 @@ def _notes(labels: ImageLabels) -> tuple[str, ...]:
     if not labels.classes:
         return (of_run,)
     calibrated = "The run has no calibration: 'probability' is empty. Do not rely on 'probability_uncalibrated'."
-    if labels.calibration is not None:
+    if labels.temperature is not None:
         calibrated = (
-            f"Probabilities: temperature {labels.calibration.temperature:.3g}, fitted on the validation part, which "
-            f"also chose the epoch. On the test part's {labels.calibration.num_test:,} pictures they are off by "
-            f"{labels.calibration.error:.2f} on average over ten bins."
+            f"Probabilities: temperature {labels.temperature:.3g}, fitted on the validation part, which also chose the "
+            f"epoch. On the test part they are off by {labels.calibration_error:.2f} on average over ten bins."
         )
     always = f"One of {len(labels.classes):,} known classes is always named, also of a picture that shows none of them."
     return (calibrated, always, of_run)

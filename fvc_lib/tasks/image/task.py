@@ -34,21 +34,6 @@ _NAMED_AT_MOST = 10
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """The temperature of the class logits, and the calibration error on the test part.
-
-    Attributes:
-        temperature: divisor of the logits, fitted on the validation part, which also chose the epoch.
-        error: expected calibration error of the predicted class's probability, with the temperature.
-        num_test: number of test pictures with a class, on which the error was measured.
-    """
-
-    temperature: float
-    error: float
-    num_test: int
-
-
-@dataclass(frozen=True)
 class ImageLabels:
     """Names of the C classes and T targets (numbers to predict), and the scaling of the targets.
 
@@ -60,7 +45,10 @@ class ImageLabels:
         units: unit of each target; may be an empty text.
         means: mean of each target over the training pictures that have a value.
         deviations: standard deviation of each target over these pictures; 1 if all values are equal.
-        calibration: temperature of the class logits; None before the training has finished, and if none can be fitted.
+        temperature: divisor of the class logits, fitted on the validation part, which also chose the epoch. None before
+            the training has finished, and if none can be fitted.
+        calibration_error: expected calibration error of the predicted class's probability on the test part, with this
+            temperature.
     """
 
     classes: tuple[str, ...]
@@ -68,7 +56,8 @@ class ImageLabels:
     units: tuple[str, ...] = ()
     means: tuple[float, ...] = ()
     deviations: tuple[float, ...] = ()
-    calibration: Calibration | None = None
+    temperature: float | None = None
+    calibration_error: float | None = None
 
     def scaled(self, values: FloatArray) -> FloatArray:
         """Return values (..., T) minus the training mean, divided by the training standard deviation."""
@@ -455,19 +444,19 @@ class ImageScores(SampleColumns):
         return metrics
 
 
-def calibration_of(validation: ImageScores, test: ImageScores) -> Calibration | None:
-    """Fit a temperature on the validation part, and measure the calibration error on the test part.
+def calibrated(labels: ImageLabels, validation: ImageScores, test: ImageScores) -> ImageLabels:
+    """Return ``labels`` with a temperature that is fitted on the validation part, and its error on the test part.
 
-    The result is None if a part has no picture with a class, or a validation logit is not finite.
+    They are None if a part has no picture with a class, or a validation logit is not finite.
     """
     fitted, tested = validation.classes(), test.classes()
     if not fitted.rows.size or not tested.rows.size or not validation.has_finite_logits:
-        return None
+        return labels
     temperature = fit_class_temperature(fitted.class_indices, fitted.logits)
     probabilities = class_probabilities(tested.logits, temperature)
     right = (probabilities.argmax(axis=1) == tested.class_indices).astype(np.int64)
     error = float(expected_calibration_error(right, probabilities.max(axis=1)))
-    return Calibration(temperature, error, tested.rows.size)
+    return replace(labels, temperature=temperature, calibration_error=error)
 
 
 class ImageTask:

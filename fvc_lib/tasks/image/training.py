@@ -30,7 +30,7 @@ from fvc_lib.tasks.image.task import (
     ImageScores,
     ImageTask,
     balancing_weights,
-    calibration_of,
+    calibrated,
     image_parts,
 )
 from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings
@@ -94,10 +94,9 @@ def _finish(
             "the network's outputs for test pictures are not finite. Turn amp off, or train with a lower learning_rate."
         )
     model.log("test", scores.compute())
-    labels = replace(parts.labels, calibration=calibration_of(validation, scores))
 
     def write() -> None:
-        write_json(labels_file, asdict(labels))
+        write_json(labels_file, asdict(calibrated(parts.labels, validation, scores)))
         tables.write_table(classes, tables.IMAGE_PREDICTIONS, class_table)
         tables.write_table(numbers, tables.TARGET_PREDICTIONS, target_table)
 
