@@ -76,9 +76,12 @@ def there(run: RunPaths) -> set[str]:
         (["--yes"], [False, False, False]),
     ],
 )
-def test_caches_go_once_unused_and_asked_for(config, caches, arguments, kept):
+def test_caches_go_once_unused_and_asked_for_but_nothing_behind_links(config, caches, tmp_path, arguments, kept):
+    write_text(tmp_path / "outside/original/a.npy", "precious")
+    (Path(config.cache_dir) / "clips/decode_link").symlink_to(tmp_path / "outside")
     clean(config, *arguments)
     assert [path.exists() for path in caches] == kept
+    assert (tmp_path / "outside/original/a.npy").is_file()
 
 
 def test_caches_stay_while_a_run_lives(config, caches):

@@ -10,7 +10,6 @@ import importlib
 import io
 import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
@@ -21,11 +20,11 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.services.atomic_files import AnyPath, atomic_output, read_json_object, sha256_of_json, write_json
+from fvc_lib.services.atomic_files import AnyPath, atomic_output, sha256_of_json, write_json
 from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CROPS, PLAIN_VIEW, View
-from fvc_lib.video.reencode import REENCODED_FOLDER, recipe_named, reencoded_folder
+from fvc_lib.video.reencode import recipe_named, reencoded_folder
 
 if TYPE_CHECKING:  # each worker process would load 20 MB more
     from fvc_lib.services.config import RunConfig
@@ -233,7 +232,7 @@ class ClipStore:
         return set()
 
     def note_use(self) -> None:
-        """Record the settings of the clips and the time of this use; the command ``clean`` shows both."""
+        """Record the settings of the clips and the time of this use, for people who look into the cache."""
         note_use(self.originals_folder, self._decode_settings)
         note_use(self.augmented_folder, {**self._decode_settings, "augmentations": sorted(self.augmentation.names)})
         if self.self_blended:
@@ -308,58 +307,6 @@ def contact_sheet(clips: Sequence[Pixels], gap: int = 4) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(sheet).save(stream, "PNG")
     return stream.getvalue()
-
-
-# --- Sets of clips, and their deletion
-
-_KINDS = ("original", "augmented", "blended", "shards", "features")
-
-
-@dataclass(frozen=True)
-class ClipSet:
-    """All clips, or all re-encoded videos, that were made with the same settings; they are deleted together.
-
-    Attributes:
-        folder: ``clips/decode_<hash>/original``, ``.../KIND_<hash>`` of another kind, or ``reencoded/...``.
-        kind: ``original``, ``augmented``, ``blended``, ``shards``, ``features`` or ``reencoded``.
-        settings: the settings that ``note_use`` wrote; empty if there are none.
-        size_bytes: size of all files of the set together.
-        last_used: latest modification time of a file in the set, in seconds since 1970.
-    """
-
-    folder: Path
-    kind: str
-    settings: dict[str, object]
-    size_bytes: int
-    last_used: float
-
-
-def stored_sets(cache_dir: AnyPath) -> list[ClipSet]:
-    """Return all sets of clips and of re-encoded videos under ``cache_dir``, sorted by folder.
-
-    Symbolic links to folders are left out.
-    """
-    cache, sets = Path(cache_dir), []
-    for folder in sorted([*cache.glob(f"{CLIPS_FOLDER}/decode_*/*"), *cache.glob(f"{REENCODED_FOLDER}/*")]):
-        is_link = folder.is_symlink() or folder.parent.is_symlink()
-        kind = REENCODED_FOLDER if folder.parent.name == REENCODED_FOLDER else folder.name.partition("_")[0]
-        if kind in (*_KINDS, REENCODED_FOLDER) and folder.is_dir() and not is_link:
-            files = [path.lstat() for path in folder.rglob("*") if path.is_symlink() or path.is_file()]
-            last_used = max((file.st_mtime for file in files), default=0.0)
-            size_bytes = sum(file.st_size for file in files)
-            sets.append(ClipSet(folder, kind, read_json_object(folder / SETTINGS_FILE), size_bytes, last_used))
-    return sets
-
-
-def prune_set(clip_set: ClipSet) -> None:
-    """Delete the folder of a set; links in it are deleted, but not their targets.
-
-    Raises:
-        OSError: a file cannot be deleted.
-    """
-    shutil.rmtree(clip_set.folder)
-    with contextlib.suppress(OSError):  # it is not empty
-        clip_set.folder.parent.rmdir()
 
 
 # --- Files of clips
