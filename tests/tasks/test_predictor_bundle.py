@@ -152,7 +152,8 @@ def test_a_run_gives_its_test_picture_the_stored_answers(picture_home):
         assert [each["path"] for each in csv.DictReader(table)] == paths
     page = (picture_home / "by_run" / "predictions.html").read_text()
     assert "<b>new" not in page
-    assert page.count("data:image/jpeg") == 4
+    assert "trained on this very file" in page
+    assert page.count(row["class"]) >= 4
 
 
 def test_a_run_gives_its_test_video_the_stored_caption_and_similarities(caption_home, monkeypatch):

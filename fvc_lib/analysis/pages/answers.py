@@ -15,7 +15,7 @@ import polars as pl
 from markupsafe import Markup
 
 from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.figures.gallery import Card, card_html, thumbnail
+from fvc_lib.analysis.figures.gallery import thumbnail
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.pages.page import render, write_page
 from fvc_lib.analysis.wording import interval_text
@@ -23,7 +23,6 @@ from fvc_lib.analysis.wording import interval_text
 Floats = npt.NDArray[np.floating]
 Pixels = npt.NDArray[np.uint8]
 
-MOST_CARDS = 300  # some 5 kB each
 _MOST_TICKS = 300  # drawn scores of known videos of one label
 _FRAMES, _FRAME_SIDE = 12, 160  # shown frames of a video, and pixels of their longer side
 _UNDER_CURVE, _UNDER_SIDE = 8, 112  # frames below the curve, and pixels of their longer side
@@ -208,17 +207,18 @@ def verdict_table(table: pl.DataFrame, pages: Mapping[str, str]) -> HtmlTable:
     return HtmlTable(shown, caption, links=links, max_rows=1000, missing="", stacks=True)
 
 
+def prediction_table(table: pl.DataFrame) -> HtmlTable:
+    """Return the predictions of an image or video-text model for readers, one row per file.
+
+    ``table`` is the table of ``predictions.csv``, which has the columns ``path``, ``remarks`` and those of the answer.
+    """
+    file = pl.col("path").str.split("/").list.last().alias("file")
+    shown = table.select(file, pl.exclude("path", "sha256", "part", "failure"))
+    return HtmlTable(shown, "Answers, and remarks on files of the training", max_rows=1000, missing="", stacks=True)
+
+
 def write_predictions_page(
-    path: Path,
-    title: str,
-    answer: str,
-    worth: Sequence[str],
-    cards: Sequence[Card],
-    num_read: int,
-    failures: Sequence[tuple[str, str]],
-    *,
-    is_shown: bool,
-    table: HtmlTable | None = None,
+    path: Path, title: str, answer: str, worth: Sequence[str], table: HtmlTable, *, is_shown: bool
 ) -> None:
     """Write the page with a run's predictions for new files. It is never left half written.
 
@@ -227,19 +227,13 @@ def write_predictions_page(
         title: title of the page, plain text.
         answer: a sentence with the number of files.
         worth: sentences on how far the predictions can be trusted, such as those of ``headline.worth_of``.
-        cards: cards of the first ``MOST_CARDS`` files that were read.
-        num_read: number of files that were read.
-        failures: path and reason of each file that was not read. The first ``MOST_CARDS`` are shown.
+        table: the table of the files.
         is_shown: whether the run is shown to be above its controls, the simple predictors that it must beat. If not,
             the page carries a warning.
-        table: a table of the files, instead of cards.
 
     Raises:
         OSError: the page cannot be written.
     """
-    body = render(
-        "predictions.html", title=title, answer=answer, worth=worth, is_shown=is_shown,
-        table_of_files=Markup(table._repr_html_() if table else ""), cards=[Markup(card_html(card)) for card in cards],
-        more=num_read - len(cards), failures=failures[:MOST_CARDS], more_failures=max(0, len(failures) - MOST_CARDS),
-    )  # fmt: skip
+    files = Markup(table._repr_html_())
+    body = render("predictions.html", title=title, answer=answer, worth=worth, is_shown=is_shown, table_of_files=files)
     write_page(path, title, body)

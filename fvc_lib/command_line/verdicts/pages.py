@@ -108,7 +108,7 @@ def write_overview(path: Path, verdicts: "Verdicts", pages: Mapping[str, str]) -
     detector = verdicts.detector
     write_predictions_page(
         path, f"Verdicts by {detector.name}", verdicts.answer(), (*detector.standing.sentences, *verdicts.limits),
-        (), 0, (), is_shown=detector.is_above_control, table=verdict_table(verdicts.table, pages),
+        verdict_table(verdicts.table, pages), is_shown=detector.is_above_control,
     )  # fmt: skip
 
 

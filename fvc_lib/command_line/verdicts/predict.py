@@ -3,7 +3,6 @@
 Models of the tasks image and video_text give classes, numbers, captions or nearest texts instead.
 """
 
-import base64
 import json
 import os
 import sys
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from fvc_lib.tasks.predicting import Finding, OneNetwork
     from fvc_lib.tasks.video.predicting import VideoDetector
     from fvc_lib.tasks.video.verdicts.rule import Rule
-    from fvc_lib.video.clips.store import Pixels
 
 _SHOWN = 20  # number of files whose answers the terminal shows
 _OF_VERDICTS = ("error_rate", "fpr", "prior", "map_minutes", "pages", "folder_is_case", "final")
@@ -173,13 +171,11 @@ def predict(
     one_network = detector if isinstance(detector, predicting.OneNetwork) else None
     rule = rule_of(error_rate, fpr or 0.0, prior or 0.0, withheld=detector.standing.standing != "above control")
     find: Callable[[list[Path]], Generator[Any]] = partial(detector.findings, workers=jobs or 0)
-    if one_network is not None:
-        if wrong := [given[name][0] for name in _OF_VERDICTS if name in given]:
-            raise UsageError(
-                f"{wrong[0]}: is for verdicts, which models of task {DEFAULT_TASK} give; {found.name} is of task "
-                f"{detector.config.task}. Leave it out."
-            )
-        find = _finder(one_network, files, jobs or 0)
+    if one_network is not None and (wrong := [given[name][0] for name in _OF_VERDICTS if name in given]):
+        raise UsageError(
+            f"{wrong[0]}: is for verdicts, which models of task {DEFAULT_TASK} give; {found.name} is of task "
+            f"{detector.config.task}. Leave it out."
+        )
     parent = runs_dir / ("verdicts" if one_network is None else PREDICTIONS)
     folder = (out or parent / f"{time.strftime('%Y%m%d_%H%M%S')}_{detector.name}").expanduser().absolute()
     stage, written = (VERDICTS, FILES) if one_network is None else (PREDICTIONS, PREDICTED)
@@ -399,7 +395,7 @@ def _predict_files(
         predictor: the model.
         files: absolute paths of the files, without duplicates.
         folder: the folder for everything that is written.
-        find: the function that ``_finder`` returns.
+        find: function that yields the findings on a list of files.
 
     Returns:
         As ``_judge_files``.
@@ -408,72 +404,39 @@ def _predict_files(
         FvcError: as in ``Predictor.findings``.
         OSError: the folder cannot be written.
     """
-    from fvc_lib.analysis.figures.gallery import Card  # torch and plotly take seconds to load
-    from fvc_lib.analysis.pages.answers import MOST_CARDS, write_predictions_page
+    from fvc_lib.analysis.pages.answers import prediction_table, write_predictions_page  # plotly takes a second to load
     from fvc_lib.services.tables import csv_for_people
     from fvc_lib.tasks.journal import Journal, found_in_blocks, take_in
     from fvc_lib.tasks.predicting import Finding
 
     word, notes = predictor.file_word, (*predictor.standing.sentences, *predictor.cautions, *predictor.notes)
+    rows, lines = list[dict[str, Any]](), list[str]()
     take_in(folder, PREDICTIONS)
     with closing(Journal(folder, predictor.identity, Finding)) as journal, _progress(f"{word}s", len(files)) as report:
-        found = [one for findings, _ in found_in_blocks(journal, files, find, report) for one in findings]
-    rows = [_row(finding, predictor) for finding in found]
-    pairs = list(zip(found, (row["remarks"] for row in rows), strict=True))
-    lines = [f"{one.path}: {'; '.join((one.title, *one.lines)) or '-'} {said}" for one, said in pairs[:_SHOWN]]
-
-    def card(finding: Finding, remarks: str) -> Card:
-        picture = base64.b64decode(finding.picture) if finding.picture else None
-        below = (Path(finding.path).name, *finding.lines, remarks)
-        return Card(picture, f"{word} {finding.path}", finding.title, tuple(filter(None, below)))
-
-    cards = [card(finding, remarks) for finding, remarks in pairs[:MOST_CARDS] if not finding.failure]
+        for findings, _ in found_in_blocks(journal, files, find, report):
+            for finding in findings:
+                rows.append(_row(finding, predictor))
+                answer = "; ".join((finding.title, *finding.lines)) or "-"
+                lines.append(f"{finding.path}: {answer} {rows[-1]['remarks']}")
     texts = dict.fromkeys(("path", "sha256", "part"), pl.String())
     schema = texts | dict(predictor.columns) | dict.fromkeys(("remarks", "failure"), pl.String())
     table = pl.DataFrame(rows, schema=schema, orient="row")
     write_text(folder / CSV, csv_for_people(table))
     write_text(folder / LINES, table.write_ndjson())
-    failures = table.drop_nulls("failure").select("path", "failure").rows()
+    failures = table.drop_nulls("failure")
     num_read, num_known = len(files) - len(failures), table["part"].count()
     counts = f"{num_read:,} read, {len(failures):,} not; {num_known:,} of them are the run's"
-    summary = f"{count_text(len(files), word)}: {counts}."
     write_predictions_page(
-        folder / PAGE, f"Predictions by {predictor.name}", summary, notes, cards, num_read, failures,
-        is_shown=predictor.standing.standing == "above control",
+        folder / PAGE, f"Predictions by {predictor.name}", f"{count_text(len(files), word)}: {counts}.", notes,
+        prediction_table(table), is_shown=predictor.standing.standing == "above control",
     )  # fmt: skip
     if not num_read:
-        return clean_text("{}: {}".format(*failures[0]))
-    if len(files) > _SHOWN:
-        lines.append(f"and {len(files) - _SHOWN:,} more")
-    for line in (*lines, *notes):
+        return clean_text("{path}: {failure}".format(**failures.row(0, named=True)))
+    more = [f"and {len(files) - _SHOWN:,} more"] if len(files) > _SHOWN else []
+    for line in (*lines[:_SHOWN], *more, *notes):
         click.echo(f"  {clean_text(line)}")
     click.echo(f"  page          {folder / PAGE}\n  tables        {folder}")
     return ""
-
-
-def _finder(
-    predictor: "OneNetwork", files: Sequence[Path], workers: int
-) -> "Callable[[list[Path]], Generator[Finding]]":
-    """Return a function that applies ``predictor`` to a list of paths, and yields one finding (answer) per file.
-
-    Args:
-        predictor: the model.
-        files: all files of the call. Only findings on the first ``MOST_CARDS`` files, which the page shows, get a
-            picture.
-        workers: number of processes that decode; 0: one per core.
-    """
-    from fvc_lib.analysis.figures.gallery import strip, thumbnail
-    from fvc_lib.analysis.pages.answers import MOST_CARDS
-
-    shown = {path_to_text(path) for path in files[:MOST_CARDS]}
-
-    def picture(path: str, seen: "Pixels") -> str:
-        if path not in shown:
-            return ""
-        made = strip(seen) if seen.ndim == 4 else thumbnail(seen.transpose(1, 2, 0))
-        return base64.b64encode(made).decode()
-
-    return lambda some: predictor.findings(some, workers=workers, picture=picture)
 
 
 def _row(finding: "Finding", predictor: "OneNetwork") -> dict[str, Any]:
