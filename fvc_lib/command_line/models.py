@@ -4,6 +4,7 @@ A model is a finished run, an ensemble of runs, or a bundle. A bundle is a folde
 (README) that can be used without the run.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,11 @@ from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.home import SCRIPT
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.records.ensembles import read_ensemble
-from fvc_lib.services.run_paths import RunPaths, find_run_or_ensemble, is_ensemble
-from fvc_lib.services.tasks import DEFAULT_TASK, PROTOCOLS
+from fvc_lib.services.run_paths import RunPaths, find_run_or_ensemble
+from fvc_lib.services.tasks import DEFAULT_TASK, PROTOCOLS, TASKS
 
 if TYPE_CHECKING:
-    from fvc_lib.tasks.predicting import Predictor, Standing
+    from fvc_lib.tasks.predicting import Predictor, Standing, Trained
     from fvc_lib.tasks.video.predicting import VideoDetector
 
 
@@ -174,17 +175,17 @@ def write_run_bundle(run: RunPaths, target: Path, *, final: bool = False) -> tup
     ]
     standing = standing.model_copy(update={"sentences": sentences})
     predictor = predictor_of(run, standing, final=final)
-    write_bundle(predictor, target, model_card(run, standing, final=final))
+    write_bundle(predictor, target, model_card(run, predictor, final=final))
     number = sum(1 for _ in target.rglob("model/*.safetensors"))
     return number, standing.sentences[0]
 
 
-def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> str:
+def model_card(run: RunPaths, predictor: "Predictor", *, final: bool = False) -> str:
     """Return the README of a bundle in the format of the Hugging Face hub: YAML between dashes, then Markdown.
 
     Args:
         run: the run or ensemble.
-        standing: how the model compares with its controls (models that can use only shortcuts).
+        predictor: its model.
         final: whether the bundle has the network trained on all groups. The card then says that its numbers were
             measured with the folds' networks.
     """
@@ -192,7 +193,7 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
     from fvc_lib.tasks.video.calibration import read_selection, too_few_groups
     from fvc_lib.tasks.video.verdicts.rule import TAKEN_OVER, WORTH
 
-    config, headline = run_config(run.params_yaml), run_headline(run)
+    config, headline, standing = run_config(run.params_yaml), run_headline(run), predictor.standing
     model = clean_text((headline.model or config.model).rpartition("/")[2])  # a user's file without its folders
     split = "One split: the epoch was chosen on the validation part, and the test part was looked at once."
     if config.task == DEFAULT_TASK:
@@ -222,7 +223,7 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
         _USES[config.task], "",
         "## Data and training", "",
         f"Corpus: {clean_text(headline.corpus or 'not recorded')}. {split}", "",
-        *_training(run), "",
+        *_training(run, predictor.trained), "",
         "All settings are in `bundle.json`. The corpus' licence holds for models trained on it, where it says so.", "",
         "## Numbers", "",
         f"With {100 * config.confidence:g} % intervals over groups. Rows that are not the model's are controls.", "",
@@ -233,37 +234,35 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
     return "\n".join(lines)
 
 
-def _training(run: RunPaths) -> list[str]:
+def _training(run: RunPaths, trained: Mapping[str, "Trained"]) -> list[str]:
     """Return the model card's lines of Markdown on the training.
 
     An ensemble has a line per member: model, seed and weight. A run has lines on the network: number of parameters,
     notes, licences and paper.
 
-    Raises:
-        DataError: the record of a run's training is missing or damaged.
+    Args:
+        run: the run or ensemble.
+        trained: the run's networks; empty for an ensemble.
     """
-    from fvc_lib.engine.training_state import TrainingRecord
     from fvc_lib.services.registry import BACKBONES, DETECTORS
-    from fvc_lib.services.tasks import TASKS
-    from fvc_lib.tasks.shared_training import read_outcome
 
-    if is_ensemble(run.root):
+    if not trained:
         record = read_ensemble(run.root)
         return [
             f"- `members/{place}`: {member.model}, seed {member.seed}, weight {record.weight_of_member(place):.3f}"
             for place, member in enumerate(record.members)
         ]
-    config = run_config(run.params_yaml)
-    of_task, name = TASKS[config.task], getattr(config, TASKS[config.task].network)
-    file = run.fold_outcome(0) if config.task == DEFAULT_TASK else run.stage_outcome(of_task.training_stage.name)
-    if (outcome := read_outcome(file, TrainingRecord)) is None:
-        raise DataError(f"{run.run_id}: {file.name} is missing or damaged. Finish the run first.")
-    network, spec = outcome.network, None if BACKBONES.is_own(name) else DETECTORS.get(name)
-    text = [f"{network.num_parameters:,} parameters were trained, {network.num_frozen:,} were not.", *network.notes]
+    first = next(iter(trained.values()))
+    name, network = getattr(first.config, TASKS[first.config.task].network), first.network
+    spec = None if BACKBONES.is_own(name) else DETECTORS.get(name)
     licence = spec.licence if spec else "not stated" if ":" in name else "this project's"
-    text.append(f"Licence of the network's code: {licence}.")
-    if weights := network.weights_licence or (spec.weights_licence if spec and spec.brings_weights else ""):
-        text.append(f"Licence of the weights that it began with: {weights}.")
-    if spec and spec.paper:
-        text.append(f"Paper: {spec.paper}.")
-    return [f"- {clean_text(line)}" for line in (*text, f"Run: {run.run_id}.")]
+    weights = network.weights_licence or (spec.weights_licence if spec and spec.brings_weights else "")
+    lines = [
+        f"{network.num_parameters:,} parameters were trained, {network.num_frozen:,} were not.",
+        *network.notes,
+        f"Licence of the network's code: {licence}.",
+        f"Licence of the weights that it began with: {weights}." if weights else "",
+        f"Paper: {spec.paper}." if spec and spec.paper else "",
+        f"Run: {run.run_id}.",
+    ]
+    return [f"- {clean_text(line)}" for line in lines if line]
