@@ -127,7 +127,7 @@ def test_a_shard_that_cannot_be_is_refused(corpus, tmp_path):
         return done.exit_code, done.stderr
 
     assert refused("03", "0/2")[0] == 3
-    assert "has no index yet" in refused("03", "0/2")[1]
+    assert "index.parquet" in refused("03", "0/2")[1]
     assert "02_folds of run_" in refused("02", "0/2")[1]
     assert "wanted NUMBER/OF" in refused("01", "2/2")[1]
 

@@ -21,6 +21,7 @@ from fvc_lib.command_line.options import (
     RUNS_DIR,
     ParametersCommand,
     print_answer,
+    refuse_where,
 )
 from fvc_lib.execution.run.session import read_progress
 from fvc_lib.execution.run.shards import shards_line
@@ -28,7 +29,7 @@ from fvc_lib.execution.run.status import is_worked_on, run_lock, status_now
 from fvc_lib.execution.run.task import what_happened, what_next
 from fvc_lib.execution.run.which_run import given_values
 from fvc_lib.execution.slurm import job_states, submitted_jobs
-from fvc_lib.execution.stages import STAGE_PARAMETERS, Notebook
+from fvc_lib.execution.stages import Notebook
 from fvc_lib.services.atomic_files import read_json_object, size_of
 from fvc_lib.services.config import DEFAULTS, RunConfig, meaning
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
@@ -298,20 +299,15 @@ def corpora(
 
 
 def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
-    """Print each stage's notebook with its parameters, their defaults and meanings, then all other parameters.
+    """Print each stage's notebook, then all parameters with their defaults and meanings.
 
     ``notebooks`` is ``{stage name: notebook}`` for all stages.
     """
     for stage in STAGES:
-        notebook = notebooks[stage.name]
-        click.echo(f"{stage.name}: {notebook.title} (task {', '.join(stage.tasks)})")
-        for name, value in notebook.parameters.items():
-            click.echo(f"    {name} = {value!r}  {STAGE_PARAMETERS.get(name) or meaning(name)}")
-    click.echo("every other parameter, for -p:")
-    shown = {name for notebook in notebooks.values() for name in notebook.parameters}
+        click.echo(f"{stage.name}: {notebooks[stage.name].title} (task {', '.join(stage.tasks)})")
+    click.echo("parameters, for -p:")
     for name, value in DEFAULTS.items():
-        if name not in shown:
-            click.echo(f"    {name} = {value!r}  {meaning(name)}")
+        click.echo(f"    {name} = {value!r}  {meaning(name)}")
 
 
 @click.command()
@@ -373,12 +369,12 @@ def export(
     from fvc_lib.analysis.mlflow import RunExport, default_tracking_uri, model_and_alias
 
     of_mlflow, names = kind == "mlflow", runs or ("latest",)
-    if of_mlflow and (to is not None or final):
-        raise UsageError("--to and --final: are for --format bundle.")
-    if not of_mlflow and (tracking_uri is not None or register is not None):
-        raise UsageError("--tracking-uri and --register: are for --format mlflow.")
-    if len(names) > 1 and (not of_mlflow or register is not None):
-        raise UsageError(f"{'--register' if of_mlflow else '--format bundle'}: is for one run, got {len(names)}.")
+    refuse_where({
+        "--to and --final: are for --format bundle.": of_mlflow and (to or final),
+        "--tracking-uri and --register: are for --format mlflow.": not of_mlflow and (tracking_uri or register),
+        "--format bundle: is for one run.": not of_mlflow and len(names) > 1,
+        "--register: is for one run.": register and len(names) > 1,
+    })  # fmt: skip
     if of_mlflow:
         named = model_and_alias(register) if register is not None else None
         for run in [find_run(runs_dir, name) for name in names]:

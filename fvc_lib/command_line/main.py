@@ -55,8 +55,8 @@ def _unforeseen(error: Exception) -> int:
     from fvc_lib.services.memory import memory_advice
 
     is_memory = isinstance(error, MemoryError)
-    memory_ended = f"Memory ran out in this process. {memory_advice('elsewhere')}"
-    advice = memory_ended if is_memory else "This is a defect of FVC, please report it;"
+    memory = f"Memory ran out in this process. {memory_advice('elsewhere')}"
+    advice = memory if is_memory else "This is a defect of FVC, please report it;"
     with tempfile.NamedTemporaryFile("w", prefix="fvc_error_", suffix=".txt", delete=False) as details:
         traceback.print_exception(error, file=details)
     click.echo(
@@ -213,7 +213,7 @@ _FULL = "Make room (fvc clean shows what may go), or choose another folder: FVC_
     "--tasks", metavar="KEYS",
     help="With --resume RUN: only these tasks or stages, comma-separated, while other jobs work on others.",
 )  # fmt: skip
-@click.option("--list", "list_only", is_flag=True, help="List the notebooks with their parameters and stop.")
+@click.option("--list", "list_only", is_flag=True, help="List the notebooks and all parameters, and stop.")
 @click.option("--dry-run", is_flag=True, help="Print the plan with reasons, and stop; writes nothing.")
 @QUIET
 @click.version_option(__version__, "--version", prog_name="fvc")

@@ -5,12 +5,13 @@ The command line imports this module before it knows the command, so nothing hea
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.home import HOME
 
 _NAME_AND_VALUE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -87,6 +88,20 @@ QUIET = click.option(
     "-q", "--quiet", is_flag=True, expose_value=False, help="Show no progress, only the answer.",
     callback=lambda context, _option, value: context.meta.update({_QUIET: value}),
 )  # fmt: skip
+
+
+def refuse_where(refusals: Mapping[str, object]) -> None:
+    """Check options that exclude or need each other.
+
+    Args:
+        refusals: a condition by message; the options are wrong where it is true.
+
+    Raises:
+        UsageError: a condition is true; the message is the first such one.
+    """
+    for message, is_wrong in refusals.items():
+        if is_wrong:
+            raise UsageError(message)
 
 
 def print_json(value: object) -> None:

@@ -4,7 +4,6 @@ The record of such a command is the executed notebook.
 """
 
 import os
-import re
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ from fvc_lib.execution.run.runner import Terminal
 from fvc_lib.execution.run.session import progress_path, read_progress
 from fvc_lib.execution.run.status import run_lock
 from fvc_lib.execution.run.task import kernel_environment
-from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
+from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config_fields import split_names, split_pairs
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.home import NOTEBOOKS
@@ -95,7 +94,7 @@ def execute_record(
         UsageError: the folder has files, but no executed notebook ``name``.
         OSError: the folder cannot be written.
     """
-    from fvc_lib.analysis.pages.report import write_report  # plotly takes a second to load
+    from fvc_lib.analysis.pages.report import write_report, write_runs_index  # plotly takes a second to load
 
     record, page, answer = folder / f"{name}.ipynb", folder / f"{product}.html", folder / _ANSWER
     if folder.exists() and not record.is_file() and any(folder.iterdir()):
@@ -109,6 +108,8 @@ def execute_record(
     write_report([record], page, title=title, answer=sentences[:1])
     if not code:
         click.echo("\n".join([*sentences, f"  {product:<13} {page}", f"  tables        {folder}"]))
+    if Path(runs_dir) in folder.parents:  # the list of runs links comparisons and ensembles
+        write_runs_index(Path(runs_dir))
     return code
 
 
@@ -140,7 +141,9 @@ def _shown(path: Path) -> Iterator[None]:
     "--corpus", type=click.Path(path_type=Path),
     help="The videos, as -p corpus of a run: gives groups, near-duplicates, and the metadata and clip length controls.",
 )  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for all of it; else runs/audits/NAME_TIME_HASH.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder for all of it; else runs/audits/NAME_TIME_PROCESS."
+)
 @click.option(
     "--label-map", default="", metavar="PAIRS", help="What labels other than real and fake mean: 1=fake,0=real."
 )
@@ -159,13 +162,9 @@ def _shown(path: Path) -> Iterator[None]:
     "scores.",
 )  # fmt: skip
 @click.option(
-    "--replicates", type=click.IntRange(min=100), default=1000, show_default=True, help="Half-samples of the groups."
-)
-@click.option(
     "--confidence", type=click.FloatRange(0.5, 1, min_open=True, max_open=True), default=0.95, show_default=True,
     help="Coverage of every interval.",
 )  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Of replicates, halves and shuffled labels.")
 @AS_JSON
 @QUIET
 @RUNS_DIR
@@ -182,9 +181,7 @@ def audit(
     detectors: tuple[str, ...],
     higher_is_real: bool,
     decide_at: str,
-    replicates: int,
     confidence: float,
-    seed: int,
     as_json: bool,
     runs_dir: Path,
 ) -> None:
@@ -237,13 +234,10 @@ def audit(
         **selected,
         "allow_outside": allow_outside,
         "decide_at": decide_at,
-        "bootstrap_replicates": replicates,
+        "bootstrap_replicates": 1000,
         "confidence": confidence,
-        "seed": seed,
     }
-    stem = re.sub(r"[^\w.-]+", "_", table.stem)[:60] or "scores"
-    digest = sha256_of_json([sha256_of_file(table), {**parameters, "score_table": ""}])[:8]
-    named = runs_dir / "audits" / f"{stem}_{time.strftime('%Y%m%d_%H%M%S')}_{digest}"
+    named = runs_dir / "audits" / f"{table.stem}_{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}"
     folder = (out or named).expanduser().absolute()
     if table.absolute().parent == folder:
         raise UsageError(f"--out {str(folder)!r}: the table lies there and could be written over. Give a new folder.")
@@ -294,15 +288,12 @@ def ensemble(
 
     Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the runs cannot be combined.
     """
-    from fvc_lib.analysis.pages.report import write_runs_index  # torch and plotly take seconds to load
     from fvc_lib.analysis.read.comparison import read_members
 
     found = read_members([find_run(runs_dir, name) for name in runs])
     members = [member.run for member in found.runs]
     digest = sha256_of_json([method, [[member.run.run_id, member.config.config_hash] for member in found.runs]])
     folder = (to or members[0].root.parent / f"ensemble_{method}_{digest[:8]}").expanduser().absolute()
-    if any((parent / "run.json").is_file() for parent in (folder, *folder.parents)):
-        raise UsageError(f"--to {str(folder)!r}: is inside of a run. Name another folder.")
     click.echo(f"{method} of {len(members)} runs, {len(found.names)} detectors: {' + '.join(found.names)}")
     first = found.runs[0].config
     parameters: dict[str, Any] = {
@@ -315,15 +306,13 @@ def ensemble(
         ENSEMBLE, folder, parameters, title=f"FVC {folder.name}", runs_dir=runs_dir, product="ensemble",
         files=[ENSEMBLE_RECORD, _ANSWER],
     )  # fmt: skip
-    if runs_dir in folder.parents:
-        write_runs_index(runs_dir)
     context.exit(code)
 
 
 @click.command()
 @click.argument("run", default="latest")
 @click.option(
-    "--levels", multiple=True, metavar="NAMES",
+    "--levels", type=split_names, default="", metavar="NAMES",
     help="Levels or kinds with commas between them: --levels h264,jpeg_50. Without: all of them.",
 )  # fmt: skip
 @click.option(
@@ -362,11 +351,10 @@ def robustness(context: click.Context, run: str, levels: tuple[str, ...], jobs: 
     config = run_config(found.params_yaml)
     if config.task != DEFAULT_TASK:
         raise UsageError(f"{found.run_id} is of task {config.task}; robustness is of runs of task {DEFAULT_TASK}.")
-    names = [name for text in levels for name in split_names(text)]
-    click.echo(f"run {found.root}\nlevels: {', '.join(levels_named(names))}")
+    click.echo(f"run {found.root}\nlevels: {', '.join(levels_named(levels))}")
     parameters: dict[str, Any] = {
         "run_dir": str(found.root),
-        "levels": names,
+        "levels": list(levels),
         "decode_workers": jobs or 0,
         "bootstrap_replicates": config.bootstrap_replicates,
         "confidence": config.confidence,

@@ -22,6 +22,7 @@ from fvc_lib.command_line.options import (
     ParametersCommand,
     is_quiet,
     print_answer,
+    refuse_where,
 )
 from fvc_lib.execution.plan import PlannedTask, line_of_other_code, make_plan, read_notebooks, set_aside
 from fvc_lib.execution.run import which_run
@@ -70,7 +71,7 @@ class RunOptions:
             UsageError: two options exclude each other, one needs another, or a value is empty.
         """
         alone = not (self.fork or self.only or self.start or self.force or self.executor == "slurm")
-        refusals = {
+        refuse_where({
             "--resume, --only, --from, --tasks: got nothing, wanted a run, stage or task.":
                 "" in (self.resume, self.only, self.start) or self.tasks == (),
             "--only, --from and --force: --only excludes the others.": self.only and (self.start or self.force),
@@ -78,10 +79,7 @@ class RunOptions:
                 self.fork and not self.resume,
             "--tasks works on a part of one run, as a job does: --resume RUN --tasks KEY[,KEY].":
                 self.tasks and not (self.resume and alone),
-        }  # fmt: skip
-        for message, is_wrong in refusals.items():
-            if is_wrong:
-                raise UsageError(message)
+        })  # fmt: skip
 
 
 class RunCommand:
@@ -371,8 +369,6 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
             )
     except FvcError as error:
         return str(error)
-    except MemoryError:  # the machine that trains may have more
-        return ""
     except Exception as error:  # noqa: BLE001 - whatever a user's class raises
         reason = f"{type(error).__name__}: {error}"
         return (

@@ -13,7 +13,7 @@ from fvc_lib.command_line.options import RUNS_DIR
 from fvc_lib.execution.run.shards import Shard, work_on
 from fvc_lib.execution.stages import refuse_stage_of_another_task, stage_named
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, StoppedError, UsageError, command_text
+from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import find_run
 from fvc_lib.services.stage_logs import Report
@@ -54,8 +54,6 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path) -> None:
             f"{name} of {paths.run_id} has no shards; those that have, of runs whose corpus has videos and is not the "
             f"sample: {', '.join(STAGES_WITH_SHARDS)}, the last where a frozen trunk sees the clips."
         )
-    if name != DATA_INDEX and not paths.index.is_file():
-        raise DataError(f"{paths.run_id} has no index yet: {command_text('--only', '01', '--resume', paths.root)}")
     with stop_on_signals(), work_on(paths.root, name, one) as at_work:
         if name == DATA_INDEX:  # two runs may probe the same corpus on different hosts
             _probe(config, one, at_work.report, writer=f"{paths.run_id}.{one}")

@@ -21,7 +21,7 @@ from fvc_lib.execution.run.which_run import GivenValues, given_values
 from fvc_lib.execution.slurm import job_states
 from fvc_lib.services.atomic_files import read_json_object, sha256_of_json
 from fvc_lib.services.config import DECLARED, NOT_HASHED
-from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text
+from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.home import NOTEBOOKS
 from fvc_lib.services.run_paths import list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, DETECTOR_COMPARISON
@@ -40,7 +40,6 @@ class Combination:
     given: GivenValues  # all parameters of the run
     run_hash: str  # hash by which the run is recognised
     folder: Path | None = None  # the newest run with this hash
-    exit_code: int = 0  # exit code of the command that made the run in this sweep
 
     def find(self) -> str:
         """Set ``folder`` to the newest run with this combination's hash, and return the run's state.
@@ -132,41 +131,36 @@ def combinations(
 
 
 def compare(members: Sequence[Combination]) -> int:
-    """Execute the notebook that compares the runs of ``members``, and write its page and the list of all runs.
-
-    A combination whose run could not be created is listed with the exit code of the command that failed.
+    """Execute the notebook that compares the runs of ``members``.
 
     Returns:
         The exit code: 1 if the notebook fails, else 0.
     """
-    from fvc_lib.analysis.pages.report import write_runs_index  # plotly takes a second to load
     from fvc_lib.analysis.read.detector_comparison import TABLE_FILES
 
     config = members[0].given.config
     digest = sha256_of_json(sorted(member.run_hash for member in members))[:8]
     folder = Path(config.runs_dir) / config.experiment / f"comparison_{digest}"
     parameters = {
-        "compared_runs": [str(member.folder) for member in members if member.folder],
-        "without_run": [[m.name, f"{m.name}: no run; exit code {m.exit_code}"] for m in members if not m.folder],
+        "compared_runs": [str(member.folder) for member in members],
         "bootstrap_replicates": config.bootstrap_replicates,
         "confidence": config.confidence,
     }
     code = execute_record(
-        DETECTOR_COMPARISON, folder, parameters, title=f"FVC comparison {config.experiment}",
-        runs_dir=config.runs_dir, product="comparison", files=TABLE_FILES,
+        DETECTOR_COMPARISON, folder, parameters, title=f"FVC comparison {config.experiment}", runs_dir=config.runs_dir,
+        product="comparison", files=TABLE_FILES,
     )  # fmt: skip
-    write_runs_index(Path(config.runs_dir))
-    return 1 if code else 0
+    return min(code, 1)
 
 
 def show(members: Sequence[Combination]) -> list[str]:
     """Print the name, state and run id of every combination, and return the states as in ``Combination.find``."""
     states = [member.find() for member in members]
-    folder = Path(members[0].given.config.runs_dir) / members[0].given.config.experiment
-    click.echo(f"{len(members)} runs on the same folds, {states.count('finished')} of them finished, in {folder}")
+    config = members[0].given.config
+    finished = states.count("finished")
+    click.echo(f"{len(members)} runs on the same folds, {finished} of them finished, in {config.runs_dir}")
     for member, state in zip(members, states, strict=True):
-        code = f", exit code {member.exit_code}" if member.exit_code else ""
-        click.echo(f"  {member.name}: {state} {member.folder.name if member.folder else ''}{code}")
+        click.echo(f"  {member.name}: {state} {member.folder.relative_to(config.runs_dir) if member.folder else ''}")
     return states
 
 
@@ -183,21 +177,19 @@ def execute(members: Sequence[Combination], jobs: int | None, executor: Executor
 
     Returns:
         The exit code of a run that was stopped, else of the first run that failed, else of the comparison.
+
+    Raises:
+        FvcError: a run cannot be begun or submitted, or its record is damaged.
     """
-    again = command_text(*sys.argv[1:])
+    again, codes = command_text(*sys.argv[1:]), [0]
     for member in members:
         if member.find() in ("new", "unfinished"):
             click.echo(f"\nrun of {member.name}")
-            try:
-                member.exit_code = member.command(jobs, executor).execute()
-            except (FvcError, StoppedError, OSError) as error:
-                click.echo(f"error: {error}", err=True)
-                member.exit_code = getattr(error, "exit_code", 1)
-            if member.exit_code in (75, 130, 143):  # stopped
+            codes.append(member.command(jobs, executor).execute())
+            if codes[-1] in (75, 130, 143):  # stopped
                 click.echo(f"stopped; to go on: {again}")
-                return member.exit_code
-    states = show(members)
-    failure = next((member.exit_code for member in members if member.exit_code), 0)
+                return codes[-1]
+    states, failure = show(members), next(filter(None, codes), 0)
     if "at work" in states:
         click.echo(f"to compare once the jobs have ended: {again}")
         return failure

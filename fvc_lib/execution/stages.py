@@ -134,7 +134,6 @@ STAGE_PARAMETERS = {
     "member_runs": "the runs that make one detector together",
     "method": "mean or stacking",
     "reference_run": "the run whose detector the others are compared with; empty: the first that can be compared",
-    "without_run": "set by sweep: combinations that have no run, each with the reason",
     "levels": "kinds or levels of disturbance; empty: all",
     "decode_workers": "number of videos decoded and encoded at once; 0: one per core",
     "output_folder": "folder for a comparison's or an audit's files; empty: comparison/ next to the runs, ./audit",

@@ -222,7 +222,7 @@ def runs_to_compare(names: Sequence[str], runs_dir: AnyPath) -> list[RunPaths]:
 
 
 def comparable_runs(
-    runs: Sequence[RunPaths], reference: RunPaths | None = None, without_run: Sequence[Sequence[str]] = ()
+    runs: Sequence[RunPaths], reference: RunPaths | None = None
 ) -> tuple[list[JudgedRun], list[Refusal]]:
     """Return ``(chosen, refusals)``: the runs that can be compared, the reference first, and the others with reasons.
 
@@ -232,7 +232,6 @@ def comparable_runs(
     Args:
         runs: finished runs and ensembles.
         reference: the run to return first. None: the first of ``runs`` that can be compared.
-        without_run: pairs ``(name, reason)`` of wanted runs that do not exist. They are returned as refusals.
 
     Raises:
         DataError: ``reference`` cannot be compared.
@@ -248,7 +247,7 @@ def comparable_runs(
     chosen, of_other_data = with_data_of_first(list(newest.values()))
     doubles = [run.name for run in judged if run not in newest.values()]
     refusals += [*of_other_data, *((name, f"{name}: a newer run has its parameters and seed.") for name in doubles)]
-    return chosen, [*((name, reason) for name, reason in without_run), *refusals]
+    return chosen, refusals
 
 
 def names_of(runs: Sequence[JudgedRun]) -> list[str]:

@@ -20,7 +20,7 @@ from click.core import ParameterSource
 
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text
 from fvc_lib.command_line.models import find_model, load_detector
-from fvc_lib.command_line.options import AS_JSON, QUIET, RUNS_DIR, is_quiet, print_json
+from fvc_lib.command_line.options import AS_JSON, QUIET, RUNS_DIR, is_quiet, print_json, refuse_where
 from fvc_lib.command_line.shards import stop_on_signals
 from fvc_lib.execution.run.shards import Shard, work_on
 from fvc_lib.execution.run.status import run_lock
@@ -157,10 +157,11 @@ def predict(
     from fvc_lib.tasks.video.verdicts.judging import files_of
     from fvc_lib.tasks.video.verdicts.rule import rule_of
 
-    if dry_run and executor != "slurm":
-        raise UsageError("--dry-run: shows the jobs of --executor slurm. Give that as well.")
-    if shard is not None and (executor == "slurm" or out is None):
-        raise UsageError("--shard: is what a job does; leave --executor out, and name the shards' folder with --out.")
+    refuse_where({
+        "--dry-run: shows the jobs of --executor slurm. Give that as well.": dry_run and executor != "slurm",
+        "--shard: is what a job does; leave --executor out, and name the shards' folder with --out.":
+            shard is not None and (executor == "slurm" or out is None),
+    })  # fmt: skip
     part, given = None if shard is None else Shard.named(shard), _given(context)
     pages = 0 if as_json and "pages" not in given else pages  # a script waits for the answer
     options = [text for name in given if name not in _OF_THIS_CALL for text in given[name]]
