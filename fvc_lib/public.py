@@ -11,11 +11,14 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fvc_lib.services.errors import DataError, FvcError, LeakageError, UsageError, did_you_mean
+from fvc_lib.analysis.read.queries import SQL_TABLES, ask_sql
+from fvc_lib.analysis.read.runs import run_parameters, run_status
+from fvc_lib.services.errors import DataError, FvcError, LeakageError, UsageError, command_text, did_you_mean
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths, find_run_or_ensemble, list_runs as _list_runs
 
@@ -271,13 +274,9 @@ class Tables:
         self._paths = paths
 
     def __dir__(self) -> list[str]:
-        from fvc_lib.analysis.read.queries import SQL_TABLES
-
         return sorted(SQL_TABLES)
 
     def __getattr__(self, name: str) -> pl.DataFrame:
-        from fvc_lib.analysis.read.queries import SQL_TABLES
-
         if name not in SQL_TABLES:
             raise AttributeError(f"a run has no table {name!r}.{did_you_mean(name, SQL_TABLES)}")
         answer = SQL_TABLES[name]([self._paths])
@@ -304,15 +303,11 @@ class Run:
     @property
     def state(self) -> str:
         """State of the run, such as ``done``, ``running`` or ``failed``; ``unknown`` if it is not recorded."""
-        from fvc_lib.analysis.read.runs import run_status
-
         return str(run_status(RunPaths(self.path)).get("state", "unknown"))
 
     @property
     def parameters(self) -> Mapping[str, object]:
         """Effective parameters of the run, by name."""
-        from fvc_lib.analysis.read.runs import run_parameters
-
         return run_parameters(RunPaths(self.path))
 
     @property
@@ -341,10 +336,6 @@ class Run:
             >>> fvc.open_run("latest").sql("SELECT count(DISTINCT label) AS labels FROM predictions")["labels"].item()
             2
         """
-        import duckdb
-
-        from fvc_lib.analysis.read.queries import ask_sql
-
         try:
             return ask_sql([RunPaths(self.path)], query, parameters or None).frame
         except (duckdb.Error, ValueError) as error:
@@ -393,7 +384,6 @@ def train(corpus: AnyPath = "", **parameters: Any) -> Run:
     """
     from fvc_lib.command_line.run_command import RunCommand, RunOptions
     from fvc_lib.execution.run.which_run import given_values
-    from fvc_lib.services.errors import command_text
     from fvc_lib.services.home import NOTEBOOKS
 
     given = given_values(options={"corpus": str(corpus), **parameters})

@@ -124,10 +124,8 @@ class Commands(click.Group):
             from fvc_lib.services.config import RunConfig
 
             name = error.option_name.lstrip("-").replace("-", "_")
-            if name not in RunConfig.model_fields:
-                raise
-            message = f"No such option: {error.option_name}. A parameter is given as: -p {name} VALUE"
-            raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
+            hint = f". A parameter is given as: -p {name} VALUE" * (name in RunConfig.model_fields)
+            raise click.NoSuchOption(error.option_name, f"{error.message}{hint}", error.possibilities, ctx) from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

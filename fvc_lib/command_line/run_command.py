@@ -444,13 +444,12 @@ def _refuse_wrong_corpus(config: RunConfig) -> None:
 
     if config.task == "video_text":
         video_text_root(config)
-    if config.task == "image":
+    elif config.task == "image":
         recognised(IMAGE_LAYOUTS, Path(config.corpus))
-    if config.task != DEFAULT_TASK:
-        return
-    listing = read_corpora(corpora, None, **reading_options(config))
-    if config.corpus:  # else the sample corpus is used, which has both labels
-        refuse_untrainable(listing, config)
+    else:
+        listing = read_corpora(corpora, None, **reading_options(config))
+        if config.corpus:  # else the sample corpus is used, which has both labels
+            refuse_untrainable(listing, config)
 
 
 @click.command(cls=ParametersCommand)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import click
 import polars as pl
@@ -19,6 +20,9 @@ from fvc_lib.services.run_paths import find_run
 from fvc_lib.services.stage_logs import Report
 from fvc_lib.services.tables import AUGMENTED, INDEX, read_table
 from fvc_lib.services.tasks import AUGMENTATION, DATA_INDEX, FOLD_TRAINING, FORENSIC_FEATURES
+
+if TYPE_CHECKING:
+    from fvc_lib.corpus.listing import Listing
 
 STAGES_WITH_SHARDS = (DATA_INDEX, AUGMENTATION, FORENSIC_FEATURES, FOLD_TRAINING)
 
@@ -43,32 +47,34 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path) -> None:
     cache, which the notebook reads first. Shards may run at the same time, on any number of machines that share the
     cache. A repeated shard does only what is missing.
     """
-    paths = find_run(runs_dir, run)
-    config = run_config(paths.params_yaml)
-    one = Shard.named(shard)
-    of_stage = stage_named(stage)
-    name = of_stage.name
+    from fvc_lib.corpus.samples.videos import run_listing  # polars takes a second to load
+
+    paths, one, of_stage = find_run(runs_dir, run), Shard.named(shard), stage_named(stage)
+    config, name = run_config(paths.params_yaml), of_stage.name
     refuse_stage_of_another_task(config, of_stage)
     if not of_stage.sharded(config):
         raise UsageError(
             f"{name} of {paths.run_id} has no shards; those that have, of runs whose corpus has videos and is not the "
             f"sample: {', '.join(STAGES_WITH_SHARDS)}, the last where a frozen trunk sees the clips."
         )
+    listing = run_listing(config)
     with stop_on_signals(), work_on(paths.root, name, one) as at_work:
+        options: dict[str, Any] = {"progress": at_work.report, "workers": config.workers}
         if name == DATA_INDEX:  # two runs may probe the same corpus on different hosts
-            _probe(config, one, at_work.report, writer=f"{paths.run_id}.{one}")
+            _probe(config, listing, one, writer=f"{paths.run_id}.{one}", **options)
         elif name == AUGMENTATION:
-            from fvc_lib.corpus.samples.videos import run_listing
             from fvc_lib.video.clips.making import make_clips
             from fvc_lib.video.clips.store import ClipStore
 
-            mine, root = _mine(paths.index, one), run_listing(config).root
-            make_clips(ClipStore.of(config), mine, root, config.num_copies, None, progress=at_work.report,
-                       workers=config.workers)  # fmt: skip
+            mine = _mine(paths.index, one)
+            make_clips(ClipStore.of(config), mine, listing.root, config.num_copies, None, **options)
         elif name == FORENSIC_FEATURES:
-            _measure(config, _mine(paths.index, one), config.recipe, at_work.report)
-            if config.rescale:
-                _measure(config, _mine(paths.original_index, one), "", at_work.report)
+            from fvc_lib.video.features.measuring import measure_features
+
+            families, cache = config.feature_families, config.cache_dir
+            before = {paths.original_index: ""} if config.rescale else {}
+            for index, recipe in {paths.index: config.recipe, **before}.items():
+                measure_features(_mine(index, one), listing.root, families, cache, None, recipe=recipe, **options)
         else:
             _compute_features(config, read_table(paths.augmented_metadata, AUGMENTED), one, at_work.report)
     click.echo(f"{name}, shard {shard}: done")
@@ -94,41 +100,32 @@ def stop_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _probe(config: RunConfig, shard: Shard, report: Report, *, writer: str) -> None:
+def _probe(config: RunConfig, listing: "Listing", shard: Shard, **options: Any) -> None:
     """Probe the files of ``shard``: read their length, size and codec into the cache of the stage ``01_data_index``.
 
     Args:
         config: the run's parameters.
+        listing: the corpus.
         shard: the shard.
-        report: called with the number of finished files and of all files of the shard.
-        writer: name for the files that this process writes into the cache, different from that of other processes.
+        options: ``progress``, called with the number of finished files and of all files of the shard; ``workers``, the
+            number of processes; and ``writer``, a name for the files that this process writes into the cache, different
+            from that of other processes.
     """
-    from fvc_lib.corpus.index import probe_listing  # polars takes a second to load
+    from fvc_lib.corpus.index import probe_listing
     from fvc_lib.corpus.probing import probe_files, reencoded_files
-    from fvc_lib.corpus.samples.videos import run_listing
 
-    listing, work_dir = run_listing(config), Path(config.cache_dir) / "index"
-    found, _ = probe_listing(
-        listing, work_dir, workers=config.workers, progress=report, chosen=shard.has, writer=writer
-    )
+    work_dir = Path(config.cache_dir) / "index"
+    found, _ = probe_listing(listing, work_dir, chosen=shard.has, **options)
     # A trial (``dev_groups``) uses few videos. A shard cannot tell which, because the choice depends on all videos.
     if config.recipe and not config.dev_groups:
         kind, paths = reencoded_files(config.recipe, config.cache_dir), [path for path in found if found[path].probe]
-        probe_files(kind, listing.root, paths, work_dir, workers=config.workers, progress=report, writer=writer)
+        probe_files(kind, listing.root, paths, work_dir, **options)
 
 
 def _mine(index: Path, shard: Shard) -> pl.DataFrame:
     """Read the table of a run's videos from the file ``index``, and return the rows whose files belong to ``shard``."""
     rows = read_table(index, INDEX)
     return rows.filter([shard.has(content) for content in rows["content_sha256"]])
-
-
-def _measure(config: RunConfig, mine: pl.DataFrame, recipe: str, report: Report) -> None:
-    from fvc_lib.corpus.samples.videos import run_listing
-    from fvc_lib.video.features.measuring import measure_features
-
-    measure_features(mine, run_listing(config).root, config.feature_families, config.cache_dir, None, recipe=recipe,
-                     progress=report, workers=config.workers)  # fmt: skip
 
 
 def _compute_features(config: RunConfig, made: pl.DataFrame, shard: Shard, report: Report) -> None:
