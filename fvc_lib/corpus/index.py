@@ -209,7 +209,7 @@ def build_index(
         reject(entry_of, "not_opened", "annotations_only is on. Turn it off to index the videos that are there.")
     else:
         results, num_known = probe_listing(listing, work_dir, workers=config.workers, progress=progress)
-        videos, merges = _grouped(listing, results, config.near_duplicate_bits, reject)
+        videos, merges = grouped(listing.entries, listing.memberships, results, config.near_duplicate_bits, reject)
         videos = _settle_contents(videos, reject)
     if config.dev_groups:
         labels_of = dict(videos.group_by("group_id").agg(pl.col("label").unique()).iter_rows())
@@ -278,21 +278,26 @@ def probe_listing(
     return results, num_known
 
 
-def _grouped(
-    listing: Listing, results: dict[str, ProbeResult], near_duplicate_bits: int, reject: Reject
+def grouped(
+    files: Sequence[Entry],
+    memberships: Iterable[tuple[str, str]],
+    results: dict[str, ProbeResult],
+    near_duplicate_bits: int,
+    reject: Reject,
 ) -> tuple[pl.DataFrame, tuple[Merge, ...]]:
     """Return (videos, merges): a table with one row per readable file, and the links that joined stated groups.
 
     ``videos`` has the columns of INDEX except ``video_id``.
 
     Args:
-        listing: the files of the corpus.
+        files: the files of the corpus.
+        memberships: pairs (source id, group) that the corpus states.
         results: probe result of each file by path. Used results are removed, so that hashes are not in memory twice.
         near_duplicate_bits: largest number of differing bits of near-duplicate frames; 0: they are not searched.
         reject: called for unreadable files; see ``Reject``.
     """
     entries = []
-    for entry in listing.entries:
+    for entry in files:
         result = results[entry.path]
         if result.probe is None:
             reject([entry.path], result.reason, result.detail)
@@ -306,7 +311,7 @@ def _grouped(
     near = list[tuple[int, int]]()
     if near_duplicate_bits:
         near = near_duplicate_links([results[entry.path].perceptual_hash for entry in entries], near_duplicate_bits)
-    group_ids, merges = join_groups(members, near, listing.memberships)
+    group_ids, merges = join_groups(members, near, memberships)
     del members, near
     schema = {name: kind for name, kind in column_types(INDEX).items() if name not in {"video_id", "group_id"}}
     parts = [pl.DataFrame(schema=schema)]

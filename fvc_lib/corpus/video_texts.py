@@ -17,10 +17,9 @@ from pathlib import Path
 import polars as pl
 
 from fvc_lib.corpus import label_table
-from fvc_lib.corpus.copies.groups import GroupMember, join_groups
-from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.corpus_files import (
     CorpusFiles,
+    Entry,
     Refusal,
     Rejections,
     reasons_text,
@@ -29,7 +28,7 @@ from fvc_lib.corpus.corpus_files import (
 )
 from fvc_lib.corpus.folds import PartSplit, split_parts
 from fvc_lib.corpus.images import reject, without_copies_across
-from fvc_lib.corpus.index import video_ids
+from fvc_lib.corpus.index import grouped, video_ids
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, Progress, probe_files
 from fvc_lib.corpus.samples.drawings import generate_sample_captions
 from fvc_lib.corpus.tar_samples import tar_files, tar_samples, tars_in
@@ -51,7 +50,6 @@ _PATHS, _TEXTS = ("path", "video_path", "video"), ("text", "caption")
 _ROWS = {
     "row": pl.Int64, "path": pl.String, "text": pl.String, "part": pl.String, "stated_group": pl.String,
 }  # fmt: skip
-_PROBED = {"path": pl.String, "content_sha256": pl.String, "num_frames": pl.Int64, "duration_seconds": pl.Float64}
 
 
 @dataclass(frozen=True)
@@ -239,24 +237,19 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
         DataError: see ``index_video_texts``.
         LeakageError: see ``index_video_texts``.
     """
-    rejections, probed = listing.rejections, []
-    for path in listing.rows["path"].unique().sort():
-        result = probes[path]
-        if result.probe is not None:
-            probed.append((path, result.content_sha256, result.probe.num_frames, result.probe.duration_seconds))
-            continue
-        for row in listing.rows.filter(path=path)["row"]:
-            rejections.add_file(path, Refusal(result.reason, result.detail), row=row)
-    videos = pl.DataFrame(probed, schema=_PROBED, orient="row")
-    table = listing.rows.join(videos, on="path")
+    rejections = listing.rejections
+
+    def unreadable(paths: Iterable[str], reason: str, detail: str) -> None:
+        for path, row in listing.rows.filter(pl.col("path").is_in(list(paths))).select("path", "row").iter_rows():
+            rejections.add_file(path, Refusal(reason, detail), row=row)
+
+    entries = [Entry(path, None, path) for path in listing.rows["path"].unique().sort()]
+    videos, _ = grouped(entries, listing.memberships, dict(probes), config.near_duplicate_bits, unreadable)
+    table = listing.rows.join(
+        videos.select("path", "content_sha256", "num_frames", "duration_seconds", "group_id"), on="path"
+    )
     # Loss is checked here, because repeated rows and copies in two parts, which are rejected later, are no loss.
     refuse_lost(listing.root, "pair", rejections.frame(), table.height, config.max_rejected_share)
-    paths, contents = videos["path"].to_list(), videos["content_sha256"].to_list()
-    near, bits = list[tuple[int, int]](), config.near_duplicate_bits
-    if bits:
-        near = near_duplicate_links([probes[path].perceptual_hash for path in paths], bits)
-    group_ids, _ = join_groups(list(map(GroupMember, paths, paths, contents)), near, listing.memberships)
-    table = table.join(videos.select("path", group_id=pl.Series(group_ids, dtype=pl.String)), on="path")
     # A stated group or a file in two parts raises an error here; copies in two parts are left out below.
     _split(table, pl.coalesce("stated_group", "path"), config.seed)
     table = table.sort("content_sha256", "text", "path", "part", "row", nulls_last=True)
