@@ -5,7 +5,7 @@ dot product of two float32 embeddings, computed in float64; normalise the embedd
 candidate that belongs to the query. The rank of the best positive is 1 plus the number of wrong candidates that are at
 least as similar. So ties count against the model, and if all embeddings are equal, the positives rank last.
 Similarities that differ by no more than rounding errors are ties. The matrix of all similarities is computed block by
-block, once for both directions.
+block.
 
 Captions are compared by their words: runs of letters, digits and underscores, in lower case. Punctuation is ignored.
 """
@@ -15,6 +15,8 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -87,112 +89,70 @@ def retrieval_metrics(
         ks: values of k, from 1, for which recall is wanted.
 
     Raises:
-        ValueError: embeddings are empty, of a wrong shape or not finite, or ``pairs`` names a missing row.
+        ValueError: embeddings are empty, of a wrong shape or not finite, rows of videos and texts differ in length, or
+            ``pairs`` names a missing row.
     """
     videos, texts = _rows(video_embeddings, "video_embeddings"), _rows(text_embeddings, "text_embeddings")
-    if videos.shape[1] != texts.shape[1]:
-        raise ValueError(f"video_embeddings have {videos.shape[1]} numbers per row, text_embeddings {texts.shape[1]}.")
     given = np.asarray(pairs, dtype=np.int64)
     if given.size == 0 or given.min() < 0 or (given.max(axis=0) >= (len(videos), len(texts))).any():
         raise ValueError(f"pairs: wanted rows (P, 2) of {len(videos)} videos and {len(texts)} texts.")
-    video, text = np.unique(given, axis=0).T
-    to_text, to_video = _Direction(videos, texts, video, text), _Direction(texts, videos, text, video)
-    for top in range(0, len(videos), _BLOCK):
-        left = videos[top : top + _BLOCK].astype(np.float64)
-        places = slice(to_text.starts[top], to_text.starts[top + len(left)])
-        for first in range(0, len(texts), _BLOCK):
-            scores = left @ texts[first : first + _BLOCK].astype(np.float64).T
-            column = to_text.candidate[places] - first
-            inside = (column >= 0) & (column < scores.shape[1])
-            scores[to_text.query[places][inside] - top, column[inside]] = -np.inf  # positives are not wrong
-            to_text.count(scores, top)
-            to_video.count(scores.T, first)
-    return {name: ranked.ranking(ks) for name, ranked in zip(DIRECTIONS, (to_text, to_video), strict=True)}
+    found = _ranking(videos, texts, given, ks), _ranking(texts, videos, given[:, ::-1], ks)
+    return dict(zip(DIRECTIONS, found, strict=True))
 
 
 def _rows(embeddings: Any, name: str) -> SingleArray:
-    if hasattr(embeddings, "detach"):  # a torch tensor
-        embeddings = embeddings.detach().float().cpu()
-    rows = np.asarray(embeddings, dtype=np.float32)
+    on_cpu = embeddings.detach().float().cpu() if hasattr(embeddings, "detach") else embeddings  # a torch tensor
+    rows = np.asarray(on_cpu, dtype=np.float32)
     if rows.ndim != 2 or not rows.size or not np.isfinite((rows.min(), rows.max())).all():
         raise ValueError(f"{name}: got shape {rows.shape}, wanted finite numbers (rows, dimensions), none of them 0.")
     return rows
 
 
-def _products(left: SingleArray, right: SingleArray, left_rows: IntArray, right_rows: IntArray) -> FloatArray:
-    """Return the dot products of K pairs of rows, float64 (K,).
-
-    Product k is that of row ``left_rows[k]`` of ``left`` (N, D) and row ``right_rows[k]`` of ``right`` (M, D).
-    """
-    products = np.empty(left_rows.size)
-    for start in range(0, products.size, _BLOCK):
-        part = slice(start, start + _BLOCK)
-        some = left[left_rows[part]].astype(np.float64), right[right_rows[part]].astype(np.float64)
-        products[part] = np.vecdot(*some)
-    return products
-
-
-class _Direction:
-    """Counts for the rankings in one direction of retrieval, such as from videos to texts.
-
-    A positive is a pair of a query and a candidate that belong together. For each of the P positives, the wrong
-    candidates that are at least as similar are counted. Positives are sorted by query, then by rising similarity. The
-    positives of query q have the indices ``starts[q]`` to ``starts[q + 1] - 1``.
+def _ranking(queries: SingleArray, candidates: SingleArray, pairs: IntArray, ks: Sequence[int]) -> Ranking:
+    """Rank the candidates of every query that has a positive (a candidate that belongs to it).
 
     Args:
         queries: float32 (Q, D).
         candidates: float32 (C, D).
-        query: int64 (P,), row numbers of the queries in the pairs that belong together.
-        candidate: int64 (P,), row numbers of their candidates.
+        pairs: int64 (P, 2), rows of queries and candidates that belong together.
+        ks: values of k, from 1, for which recall is wanted.
     """
-
-    def __init__(self, queries: SingleArray, candidates: SingleArray, query: IntArray, candidate: IntArray) -> None:
-        similarity = _products(queries, candidates, query, candidate)
-        order = np.lexsort((similarity, query))
-        self.query, self.candidate, self.similarity = query[order], candidate[order], similarity[order]
-        self.starts = np.searchsorted(self.query, np.arange(len(queries) + 1))
-        self.num_candidates = len(candidates)
-        # Twice the largest rounding error of a dot product in float64 (N. J. Higham, "Accuracy and Stability of
-        # Numerical Algorithms", 2002, 3.1): products of float32 numbers are exact, their sum is not.
-        norms, others = (
-            np.sqrt(_products(rows, rows, np.arange(len(rows)), np.arange(len(rows)))) for rows in (queries, candidates)
-        )
-        error = (queries.shape[1] + 8) * np.finfo(np.float64).eps * norms * others.max()
-        self.limit = self.similarity - error[self.query]
-        self.num_wrong = np.zeros(query.size, dtype=np.int64)
-
-    def count(self, scores: FloatArray, first: int) -> None:
-        """Count the wrong candidates of a block that are at least as similar as a positive; add them to ``num_wrong``.
-
-        Args:
-            scores: float64 (R, C), similarities of R queries and C candidates; minus infinity for positives.
-            first: row number of the block's first query.
-        """
-        starts = self.starts[first : first + len(scores) + 1]
-        number = np.diff(starts)
-        for level in range(int(number.max())):
-            rows = np.flatnonzero(number > level)
-            positives = starts[rows] + level
-            self.num_wrong[positives] += (scores[rows] >= self.limit[positives, None]).sum(axis=1)
-
-    def ranking(self, ks: Sequence[int]) -> Ranking:
-        """Return the ``Ranking`` of this direction, after ``count`` was called with all blocks.
-
-        ``ks`` are the values of k for which recall is wanted.
-        """
-        number = np.diff(self.starts)
-        queries = np.flatnonzero(number)
-        ranks = self.starts[self.query + 1] - np.arange(self.query.size) + self.num_wrong  # 1 for the most similar
-        best, number = ranks[self.starts[queries + 1] - 1], number[queries]
-        gains = np.add.reduceat(1 / np.log2(1 + ranks), self.starts[queries])
-        ideal = np.cumsum(1 / np.log2(2 + np.arange(number.max())))[number - 1]
-        metrics = {f"recall@{k}": float(np.count_nonzero(best <= k)) / best.size for k in ks}
-        metrics["median_rank"] = float(np.median(best))
-        metrics["mean_rank"] = float(best.sum()) / best.size
-        metrics["mrr"] = math.fsum(1 / best) / best.size
-        metrics["ndcg"] = math.fsum(gains / ideal) / best.size
-        metrics["mean_positive_similarity"] = math.fsum(self.similarity) / ranks.size
-        return Ranking(metrics, queries, best, number, self.num_candidates)
+    query, candidate = np.unique(pairs, axis=0).T  # P positives, sorted by query
+    starts = np.searchsorted(query, np.arange(len(queries) + 1))  # those of query q begin at index starts[q]
+    # Twice the largest rounding error of a dot product in float64 (N. J. Higham, "Accuracy and Stability of Numerical
+    # Algorithms", 2002, 3.1): products of float32 numbers are exact, their sum is not.
+    norms, others = (np.sqrt(np.einsum("nd,nd->n", x, x, dtype=np.float64)) for x in (queries, candidates))
+    error = (queries.shape[1] + 8) * np.finfo(np.float64).eps * norms * others.max()
+    similarity, num_wrong = np.zeros(query.size), np.zeros(query.size, dtype=np.int64)
+    for top in range(0, len(queries), _BLOCK):
+        left = queries[top : top + _BLOCK].astype(np.float64)
+        begins = starts[top : top + len(left) + 1]
+        own = slice(begins[0], begins[-1])
+        similarity[own] = np.vecdot(left[query[own] - top], candidates[candidate[own]].astype(np.float64))
+        limit = similarity - error[query]
+        number = np.diff(begins)
+        for first in range(0, len(candidates), _BLOCK):
+            scores = left @ candidates[first : first + _BLOCK].astype(np.float64).T
+            column = candidate[own] - first
+            inside = (column >= 0) & (column < scores.shape[1])
+            scores[query[own][inside] - top, column[inside]] = -np.inf  # positives are not wrong
+            for level in range(int(number.max())):
+                rows = np.flatnonzero(number > level)
+                positives = begins[rows] + level
+                num_wrong[positives] += (scores[rows] >= limit[positives, None]).sum(axis=1)
+    ranks = starts[query + 1] - np.arange(query.size) + num_wrong[np.lexsort((similarity, query))]  # the worst first
+    asked = np.flatnonzero(np.diff(starts))
+    best, number = ranks[starts[asked + 1] - 1], np.diff(starts)[asked]
+    gains = np.add.reduceat(1 / np.log2(1 + ranks), starts[asked])
+    ideal = np.cumsum(1 / np.log2(2 + np.arange(number.max())))[number - 1]
+    metrics = {f"recall@{k}": float(np.count_nonzero(best <= k)) / best.size for k in ks} | {
+        "median_rank": float(np.median(best)),
+        "mean_rank": float(best.sum()) / best.size,
+        "mrr": math.fsum(1 / best) / best.size,
+        "ndcg": math.fsum(gains / ideal) / best.size,
+        "mean_positive_similarity": math.fsum(similarity) / ranks.size,
+    }
+    return Ranking(metrics, asked, best, number, len(candidates))
 
 
 # --- Captions
@@ -272,10 +232,8 @@ def _bleu_columns(caption: str, references: Sequence[str]) -> list[int]:
     written, wanted = words(caption), [words(reference) for reference in references]
     columns = []
     for length in range(1, _LONGEST + 1):
-        most: Counter[tuple[str, ...]] = Counter()
-        for reference in wanted:
-            most |= _grams(reference, length)
         grams = _grams(written, length)
+        most = reduce(or_, (_grams(reference, length) for reference in wanted), type(grams)())
         columns += [(grams & most).total(), grams.total()]
     nearest = min((len(text) for text in wanted), key=lambda size: (abs(size - len(written)), size), default=0)
     return [*columns, len(written), nearest]
