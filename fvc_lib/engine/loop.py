@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fvc_lib.engine import device as devices, loading, oom_detection, step as stepping, task as tasks, training_state
 from fvc_lib.engine.device import ComputeDevice, Precision
-from fvc_lib.engine.joint_loss import COMPARING, evaluated_joint_loss, joint_part
+from fvc_lib.engine.joint_loss import evaluated_joint_loss, joint_part
 from fvc_lib.engine.loading import PlannedBatch, batch_size_of, batches_per_epoch, effective_batches, share
 from fvc_lib.engine.oom_detection import MicroBatchPlan, OutOfMemory
 from fvc_lib.engine.optimizer import learning_rate_at
@@ -496,7 +496,7 @@ def evaluate_batch(
         with the sum of weights; and the number of samples in memory at once that fitted.
 
     Raises:
-        MemoryExhaustedError: a single sample does not fit, or the comparison of all samples does not.
+        MemoryExhaustedError: the batch does not fit with a single sample in memory at once.
     """
     halvings = 0
     while True:
@@ -506,13 +506,12 @@ def evaluate_batch(
             return *found, micro_batch
         gc.collect()
         devices.release_cached_memory(device)
-        used, is_joint = min(micro_batch, len(batch)), failure.startswith(COMPARING)
-        micro_batch = 0 if is_joint and halvings else used >> halvings
+        used = min(micro_batch, len(batch))
+        micro_batch = used >> halvings
         halvings = 1
         report(OutOfMemory("validation", failure, used, micro_batch or None))
         if not micro_batch:
-            too_large = stepping.comparison_too_large(failure, len(batch))
-            raise too_large if is_joint else stepping.sample_too_large(failure, batch)
+            raise stepping.sample_too_large(failure, batch)
 
 
 def _outputs_in_parts(
@@ -530,7 +529,7 @@ def _outputs_in_parts(
     joined = {name: torch.cat([part[name] for part in outputs]) for name in outputs[0]}
     joint = joint_part(task)
     if joint is not None:
-        compared = evaluated_joint_loss(joint, model, joined, batch)
+        compared = evaluated_joint_loss(joint, model, joined, batch, device)
         losses.append(LossSum(compared, torch.zeros_like(losses[0].weight)))
     total = LossSum(torch.stack([x.total for x in losses]).sum(), torch.stack([x.weight for x in losses]).sum())
     return joined, total

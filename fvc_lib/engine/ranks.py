@@ -135,7 +135,7 @@ class GradientSum:
         for number in self._missing:
             self._parameters[number].grad = torch.zeros_like(self._parameters[number])
 
-    def agree(self, micro_batch: int, loss: LossMean, *, again: bool = False) -> Agreement:
+    def agree(self, micro_batch: int, loss: LossMean) -> Agreement:
         """Exchange the micro-batches and losses of all ranks, and return the smallest micro-batch and the total loss.
 
         Losses are added in the order of the ranks, so the sum is equal to the bit on all ranks.
@@ -143,15 +143,14 @@ class GradientSum:
         Args:
             micro_batch: the micro-batch that this rank used.
             loss: the loss over this rank's samples.
-            again: whether this rank failed to compute its gradients, so that all ranks must compute theirs again.
         """
-        rows = self._ranks.meet("gradients", micro_batch, loss.total, loss.weight, again, self._missing)
+        rows = self._ranks.meet("gradients", micro_batch, loss.total, loss.weight, self._missing)
         total = LossMean()
-        for _, its_total, its_weight, _, _ in rows:
+        for _, its_total, its_weight, _ in rows:
             total.add(LossMean(its_total, its_weight))
-        self._unreached = set.intersection(*(set(row[4]) for row in rows))
+        self._unreached = set.intersection(*(set(row[3]) for row in rows))
         sizes = [int(row[0]) for row in rows]
-        return Agreement(min(sizes), min(sizes) == max(sizes) and not any(row[3] for row in rows), total)
+        return Agreement(min(sizes), min(sizes) == max(sizes), total)
 
     def sum(self) -> None:
         """Replace ``p.grad`` of every parameter ``p`` by its sum over all ranks.

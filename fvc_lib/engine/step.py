@@ -22,7 +22,7 @@ import gc
 import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,7 +31,6 @@ from torch import Tensor, nn
 
 from fvc_lib.engine import joint_loss
 from fvc_lib.engine.device import Precision, release_cached_memory, resolve_device, training_batch_norms
-from fvc_lib.engine.joint_loss import Compared
 from fvc_lib.engine.loading import share
 from fvc_lib.engine.oom_detection import OutOfMemory, Place, first_line, is_out_of_memory
 from fvc_lib.engine.optimizer import build_optimizer, finish_gradients, set_learning_rate
@@ -44,7 +43,7 @@ from fvc_lib.engine.random_state import (
     stable_seed,
 )
 from fvc_lib.engine.ranks import Agreement, GradientSum, Ranks
-from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task, stack_samples
+from fvc_lib.engine.task import Batch, JointLoss, LossMean, LossSum, Outputs, Task, stack_samples
 from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.memory import memory_advice
 
@@ -93,6 +92,7 @@ class _Work:
     draws: int  # seed of dropout, used with the samples' indices
     random_state: dict[str, Tensor]  # states of all random generators
     buffers: dict[str, Tensor]  # copies of the model's buffers
+    compared: Outputs = field(default_factory=dict)  # inputs of the joint loss for the samples of all ranks
 
     def parts(self, micro_batch: int) -> list[tuple[int, Batch]]:
         """Return the parts of ``batch``, in order, as pairs (index of the first sample in ``batch``, samples).
@@ -127,18 +127,20 @@ class BatchTransaction:
         ranks: Ranks | None = None,
     ) -> None:
         self._task = task
+        self._joint = joint_loss.joint_part(task)
         self._model = model
         self._precision = precision
         self._device = device
         self._report = report
         self._ranks = ranks or Ranks()
         self._shared = GradientSum(model, self._ranks)
-        self._bounded = [module for module in model.modules() if isinstance(module, BoundedGradients)]
         self._dropout = SampleDropout(model, device)
         self._where: Place = "forward"
         self._failure = ""  # message of the last out-of-memory error in ``loss`` or ``step``
         self._stepped: list[LossSum | None] = []  # the answer to the last part; the loss is None if memory ran out
         self._least_failed = False  # whether the last attempt failed although it used the least possible memory
+        self._joint_gradients: Outputs = {}  # of the joint loss, with respect to the outputs of the present part
+        self._carried: Tensor | float = 0.0  # scalar whose backward pass carries these gradients back
 
     def gradients(
         self, batch: Batch, micro_batch: int, num_samples: int | None = None, *, draws: int = 0
@@ -156,8 +158,8 @@ class BatchTransaction:
         The caller calls ``step`` once with the loss of each part, for example with the task's ``loss``. At the end
         ``p.grad`` of the model's parameters has the gradients, and ``result`` describes them. If memory runs out, the
         micro-batch is halved, and the parts begin again. With several ranks, the gradients are summed over all ranks,
-        and all ranks use the smallest micro-batch of any rank. Nothing is yielded for a task that compares all samples
-        (``JointLoss``): its losses are computed here.
+        and all ranks use the smallest micro-batch of any rank. For a task that compares all samples (``JointLoss``),
+        call ``loss`` once per part as well: ``step`` then adds the gradients of the joint loss.
 
         Args:
             batch: the samples; with several ranks, this rank's share, which may be empty.
@@ -176,14 +178,12 @@ class BatchTransaction:
         number = len(batch) if num_samples is None else num_samples
         first = share(range(number), self._ranks.rank, self._ranks.size).start
         work = self._work = _Work(batch, number, first, draws, capture_random_state(self._device), buffers)
-        joint = joint_loss.joint_part(self._task)
         self._least_failed = False
         try:
+            if self._joint is not None:
+                work, micro_batch = self._compared(self._joint, work, micro_batch)
             while True:
-                if joint is None:
-                    agreed = yield from self._sum_over_samples(work, micro_batch)
-                else:
-                    agreed = self._compare_samples(joint, work, micro_batch)
+                agreed = yield from self._sum_over_samples(work, micro_batch)
                 if agreed.settled:
                     break
                 self._roll_back(work)
@@ -192,15 +192,19 @@ class BatchTransaction:
             self._dropout.of(None)
         if agreed.loss.is_usable:
             self._shared.sum()
-            for module in self._bounded:
-                module.bound_gradients()
         self.result = BatchGradients(agreed.loss, number, agreed.micro_batch)
 
     def loss(self, model: nn.Module, part: Batch) -> LossSum:
         """Return the task's loss of one of the ``parts``; NaN, after which ``step`` does nothing, if memory ran out."""
-        found, failure = attempt(lambda: self._task.loss(self._task.forward(model, part), part))
+        found, failure = attempt(partial(self._loss, model, part))
         self._failure = self._failure or failure
         return found or LossSum(torch.tensor(math.nan), torch.tensor(math.nan))
+
+    def _loss(self, model: nn.Module, part: Batch) -> LossSum:
+        outputs = self._task.forward(model, part)
+        for name, gradient in self._joint_gradients.items():
+            self._carried = self._carried + (outputs[name] * gradient.to(outputs[name].dtype)).sum()
+        return self._task.loss(outputs, part)
 
     def step(self, loss: LossSum | Tensor) -> None:
         """Add the gradients of a part's loss to those of the parts before it.
@@ -213,11 +217,12 @@ class BatchTransaction:
         if not self._failure:
             self._where = "backward"
             with self._precision.autocast(enabled=False):
-                _, self._failure = attempt(self._scaled(self._work, loss.total).backward)
+                _, self._failure = attempt((self._scaled(self._work, loss.total) + self._carried).backward)
             done = None if self._failure else LossSum(loss.total.detach(), loss.weight.detach())
             if self._failure:
                 loss.total.detach_()  # else a variable of the caller would keep the activations in memory
         self._stepped = [done]
+        self._carried = 0.0
 
     def _sum_over_samples(self, work: _Work, micro_batch: int) -> Generator[tuple[nn.Module, Batch], None, Agreement]:
         """Have this rank's gradients of a loss computed that is a sum over samples, and agree with the other ranks.
@@ -243,11 +248,19 @@ class BatchTransaction:
     def _accumulate(self, work: _Work, micro_batch: int) -> Generator[tuple[nn.Module, Batch], None, LossMean | None]:
         """Yield the parts, and return their loss; None if memory ran out (``_failure``)."""
         losses = []
+        gradients = Outputs()
+        if self._joint is not None:
+            found, self._failure = attempt(partial(self._joint_part, self._joint, work))
+            if found is None:
+                return None
+            joint, gradients = found
+            losses.append(joint)
         for start, part in work.parts(micro_batch):
             there, self._failure = attempt(partial(self._at, work, start, part))
             if there is None:
                 return None
             self._size, self._stepped = len(part), []
+            self._joint_gradients = {name: rows[start : start + len(part)] for name, rows in gradients.items()}
             with self._precision.autocast():
                 yield self._model, there
             if not self._stepped:
@@ -259,73 +272,50 @@ class BatchTransaction:
         _, self._failure = attempt(self._shared.complete)
         return None if self._failure else _mean_of(losses)
 
-    def _compare_samples(self, joint: JointLoss, work: _Work, micro_batch: int) -> Agreement:
-        """Compute this rank's gradients of a loss that also compares samples with those of other ranks.
+    def _compared(self, joint: JointLoss, work: _Work, micro_batch: int) -> tuple[_Work, int]:
+        """Compute the inputs of the joint loss for this rank's samples, and exchange them with the other ranks.
 
-        First the outputs of all samples are computed, then their joint loss over all ranks, then the backward pass of
-        every micro-batch. The ranks exchange the outputs. If memory runs out on a rank after that, all ranks start
-        again. ``joint`` is the task, ``work`` has the samples, and ``micro_batch`` is the number of samples in memory
-        at once in the first attempt.
-        """
-        while True:
-            self._prepare(work, micro_batch)
-            forward = partial(self._forward, work)
-            collect = partial(joint_loss.compared_outputs, joint, forward, work.batch, micro_batch)
-            compared, failure = attempt(collect)
-            if compared is not None:
-                break
-            micro_batch = self._smaller(failure, work, micro_batch)
-        part, failure = self._joint_part(joint, compared, work)
-        if part is not None:
-            loss, failure = attempt(partial(self._carry_joint_loss_back, part, work, micro_batch))
-            if loss is not None:
-                return self._shared.agree(micro_batch, loss)
-        return self._shared.agree(self._smaller(failure, work, micro_batch), LossMean(), again=True)
+        If memory runs out, the computation is repeated with half the micro-batch.
 
-    def _joint_part(
-        self, joint: JointLoss, compared: Compared, work: _Work
-    ) -> tuple[tuple[Tensor, Outputs] | None, str]:
-        """Compute this rank's share of the joint loss, and the gradient of the loss for this rank's samples.
-
-        ``joint`` is the task, and ``compared`` has the inputs of the loss for this rank's samples, which are exchanged.
+        Args:
+            joint: the task.
+            work: the samples.
+            micro_batch: number of samples in memory at once in the first attempt.
 
         Returns:
-            ((loss, gradients), "") on success. The loss is a scalar: the terms of this rank's samples. The gradients
-            are those of all ranks' losses with respect to the outputs of this rank's samples, by output name.
-            (None, error message) if any rank ran out of memory.
+            (work, micro-batch): ``work`` with the inputs of all ranks; and the number of samples in memory at once.
+        """
+
+        @torch.no_grad()
+        def compute() -> Outputs:
+            parts = work.parts(micro_batch)
+            return joint_loss.joined(
+                joint_loss.compared_of(joint, self._forward(work, start, part)[0], part) for start, part in parts
+            )
+
+        while True:
+            self._prepare(work, micro_batch)
+            own, failure = attempt(compute)
+            if own is not None:
+                break
+            micro_batch = self._smaller(failure, work, micro_batch)
+        self._restore(work)
+        return replace(work, compared=joint_loss.joined(self._ranks.everyone("compared", own))), micro_batch
+
+    def _joint_part(self, joint: JointLoss, work: _Work) -> tuple[LossSum, Outputs]:
+        """Return the joint loss, and its gradients with respect to the outputs of this rank's samples, by name.
+
+        Every rank computes the loss of all samples, but only the leader counts it and its gradients of parameters.
         """
         self._where = "joint_loss"
         self._dropout.of(None)
-        everyones, failure = attempt(lambda: self._ranks.everyone("compared", compared))
-        if everyones is None:
-            return None, failure
-
-        def compute() -> tuple[Tensor, Outputs]:
-            everyone = joint_loss.joined(everyones, self._device)
-            rows = share(range(joint_loss.num_compared(everyone)), self._ranks.rank, self._ranks.size)
-            return joint_loss.joint_gradients(joint, self._model, everyone, partial(self._scaled, work), rows)
-
-        part, failure = attempt(compute)
-        succeeded = self._ranks.meet("compared gradients", part is not None)
-        if part is None or not all(success for (success,) in succeeded):
-            return None, failure or "out of memory on another rank"
-        total, gradients = part
-        self._ranks.add_up("compared gradients", list(gradients.values()))
-        first = sum(joint_loss.num_compared(others) for others in everyones[: self._ranks.rank])
-        return (total, _rows(gradients, first, joint_loss.num_compared(compared))), ""
-
-    def _carry_joint_loss_back(self, joint: tuple[Tensor, Outputs], work: _Work, micro_batch: int) -> LossMean:
-        total, gradients = joint
-        losses = [LossSum(total, torch.zeros_like(total))]
-        self._restore(work)
-        for start, part in work.parts(micro_batch):
-            outputs, loss = self._forward(work, start, part)
-            self._where = "backward"
-            joint_loss.carry_back(outputs, _rows(gradients, start, micro_batch), self._scaled(work, loss.total))
-            losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
-        self._where = "forward"
-        self._shared.complete()
-        return _mean_of(losses)
+        there = {name: rows.to(self._device) for name, rows in work.compared.items()}
+        loss, gradients = joint_loss.joint_gradients(joint, self._model, there, partial(self._scaled, work))
+        if self._ranks.rank:
+            self._model.zero_grad(set_to_none=True)
+            loss = torch.zeros_like(loss)
+        own = slice(work.first_sample, work.first_sample + len(work.batch))
+        return LossSum(loss, torch.zeros_like(loss)), {name: rows[own] for name, rows in gradients.items()}
 
     def _prepare(self, work: _Work, micro_batch: int) -> None:
         """Check that the samples of ``work`` may be divided into micro-batches, and delete earlier gradients."""
@@ -452,10 +442,6 @@ def _mean_of(losses: Sequence[LossSum]) -> LossMean:
     return mean
 
 
-def _rows(gradients: Outputs, start: int, number: int) -> Outputs:
-    return {name: rows[start : start + number] for name, rows in gradients.items()}
-
-
 def comparison_too_large(failure: str, num_samples: int) -> MemoryExhaustedError:
     """Return the error to raise if a loss that compares all samples with each other does not fit into memory.
 
@@ -474,7 +460,8 @@ def sample_too_large(failure: str, batch: Batch) -> MemoryExhaustedError:
     """
     shapes = [f"{name} {tuple(tensor.shape[1:])} {str(tensor.dtype)[6:]}" for name, tensor in batch.tensors.items()]
     return MemoryExhaustedError(
-        f"out of memory with a single sample ({', '.join(shapes)}): {failure}. {memory_advice('sample')}"
+        f"out of memory with a single sample ({', '.join(shapes)}) in memory at once: {failure}. "
+        f"{memory_advice('sample')}"
     )
 
 

@@ -222,8 +222,7 @@ class JointLoss(Protocol):
     contrastive learning batch size under memory limited setup", 2021). So the gradients do not depend on the split.
     ``forward`` must draw the same random numbers when it is called again from the same random state.
 
-    The loss must be a sum over samples, where the term of a sample compares it with all others. Every rank computes
-    the terms of its own samples, some rows at a time, so no process holds a B x B matrix.
+    The loss must be a sum over samples, where the term of a sample compares it with all others.
     """
 
     @property
@@ -234,29 +233,13 @@ class JointLoss(Protocol):
     def joint_tensors(self) -> tuple[str, ...]:
         """Return the names of the tensors in ``Batch`` that the joint loss needs, such as labels."""
 
-    def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], rows: range, /) -> Tensor:
-        """Return the loss summed over the samples in ``rows``, a scalar.
+    def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], /) -> Tensor:
+        """Return the loss summed over the B samples, a scalar.
 
         Args:
             model: its parameters may enter the loss, such as a temperature, and then receive gradients.
             outputs: the ``joint_outputs`` of all B samples of the effective batch.
             tensors: the ``joint_tensors`` of all B samples.
-            rows: indices of the samples whose terms are summed. Use memory of the order len(rows) x B, not B x B.
-        """
-
-
-@runtime_checkable
-class BoundedGradients(Protocol):
-    """A module that changes its gradients before the optimizer's step, for example to limit them.
-
-    The engine calls it after the gradients were summed over all micro-batches and ranks of an effective batch. A
-    backward pass could not do this, because it has only the gradients of one micro-batch on one rank.
-    """
-
-    def bound_gradients(self) -> None:
-        """Change the gradients ``p.grad`` of this module's parameters in place, in the same way on every rank.
-
-        A gradient may be None.
         """
 
 

@@ -4,16 +4,17 @@ import torch
 from tests.kits.video_text_kit import network, pairs, planned
 
 
-def batch(plan):
-    return pairs(plan=plan).whole().tensors
+def batch(config):
+    return pairs(config=config).whole().tensors
 
 
 @pytest.mark.parametrize("trunk", ["frame_cnn", "r2plus1d_small"])
-@pytest.mark.parametrize(("contrastive", "captions"), [(None, True), ("softmax", False), ("sigmoid", True)])
+@pytest.mark.parametrize(("contrastive", "captions"), [("", 1.0), ("softmax", 0.0), ("sigmoid", 1.0)])
 def test_only_the_parts_of_the_losses_are_built_and_each_parameter_receives_a_gradient(trunk, contrastive, captions):
-    plan = planned(trunk=trunk, contrastive=contrastive, captions=captions, layers=2)
-    model = network(plan)
-    outputs, tensors = model(batch(plan)), batch(plan)
+    kind = {"contrastive_loss": contrastive or "softmax", "contrastive_weight": float(bool(contrastive))}
+    config = planned(model=trunk, caption_weight=captions, **kind)
+    model = network(config)
+    outputs, tensors = model(batch(config)), batch(config)
     losses = [outputs["caption_loss"].sum()] if "caption_loss" in outputs else []
     if "video_embedding" in outputs:
         embeddings = outputs["video_embedding"], outputs["text_embedding"]
@@ -31,8 +32,8 @@ def test_only_the_parts_of_the_losses_are_built_and_each_parameter_receives_a_gr
 
 @pytest.mark.parametrize("trunk", ["frame_cnn", "r2plus1d_small"])
 def test_a_sample_s_outputs_do_not_depend_on_its_batch(trunk):
-    plan = planned(trunk=trunk)
-    model, tensors = network(plan).eval(), batch(plan)
+    config = planned(model=trunk)
+    model, tensors = network(config).eval(), batch(config)
     with torch.no_grad():
         together = model(tensors, 2)
         alone = [model({name: t[i : i + 1] for name, t in tensors.items()}, 2) for i in range(6)]

@@ -108,9 +108,9 @@ class _Tight:
             when_backward(outputs, lambda gradient: self.ends("backward"))
         return outputs
 
-    def joint_loss(self, model, outputs, tensors, rows):
+    def joint_loss(self, model, outputs, tensors):
         self.ends("joint_loss" if model.training else "validation")
-        return super().joint_loss(model, outputs, tensors, rows)
+        return super().joint_loss(model, outputs, tensors)
 
 
 def tight(task, ends=lambda kind: None, *, draws=True):

@@ -21,8 +21,7 @@ from fvc_lib.tasks.image.task import ImageDataset, ImageRecords, ImageTask, labe
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.training import VideoTask
-from fvc_lib.tasks.video_text.task import VideoTextTask
-from tests.kits.video_text_kit import CONFIG, MadeUpPairs, planned
+from tests.kits.video_text_kit import VOCABULARY, MadeUpPairs, TinyVideoTexts, planned
 
 KINDS = ("video", "image", "video_text")
 ROWS, VALIDATION = 22, 6  # windows of 8, 8 and 6 at an effective batch of 8
@@ -147,17 +146,15 @@ def _image(tasks: TinyTasks) -> ImageTask:
     )
 
 
-def _video_text(tasks: TinyTasks) -> VideoTextTask:
+def _video_text(tasks: TinyTasks) -> TinyVideoTexts:
     """Both losses; every fourth text describes two videos."""
-    plan = planned(num_frames=2, contrastive="sigmoid")
+    config = planned(num_frames=2, fixed_size=_SIDE, contrastive_loss="sigmoid", caption_weight=0.5)
 
     def data(first: int, number: int) -> MadeUpPairs:
         texts = tuple(first + n - (n % 4 == 3) for n in range(number))
-        return MadeUpPairs(tuple(range(first, first + number)), texts, plan, side=_SIDE)
+        return MadeUpPairs(tuple(range(first, first + number)), texts, config)
 
-    weights = {"contrastive_weight": 1.0, "caption_weight": 0.5}
-    config = CONFIG.model_copy(update=weights)
-    return VideoTextTask(data(0, tasks.rows), data(100, tasks.validation), plan, config)
+    return TinyVideoTexts(data(0, tasks.rows), data(100, tasks.validation), config, VOCABULARY)
 
 
 _MAKERS = {"video": _video, "recipe": _recipe, "image": _image, "video_text": _video_text}

@@ -1,14 +1,14 @@
 """Tiny networks and made-up pairs of clips and texts for the tests of task video_text."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from fvc_lib.detectors.own.transformer import TokenNumbers
-from fvc_lib.detectors.own.video_text import NetworkPlan, VideoTextNetwork
+from fvc_lib.detectors.own.video_text import VideoTextNetwork
 from fvc_lib.detectors.packages import mend_torchvision
+from fvc_lib.detectors.texts.tokenizer import BEGIN, END, NUM_MARKS
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.task import Batch, Sample
 from fvc_lib.services.config import RunConfig
@@ -16,28 +16,27 @@ from fvc_lib.tasks.video_text.task import VideoTextTask
 
 CPU = torch.device("cpu")
 WORDS = ("a", "red", "green", "blue", "square", "circle", "on", "over", "the", "left", "right", "moves", "field")
-NUMBERS = TokenNumbers(padding=0, begin=1, end=2)
-PLAN = NetworkPlan(
-    trunk="frame_cnn",
-    num_frames=3,
-    vocabulary_size=11,
-    max_tokens=6,
-    numbers=NUMBERS,
-    embedding_size=8,
-    width=16,
-    layers=1,
-    heads=2,
-    text_encoder="",
-    contrastive="softmax",
-    num_together=8,
-    captions=True,
-)
-CONFIG = RunConfig(task="video_text")
+VOCABULARY = 12
+CONFIG = RunConfig(
+    task="video_text", model="frame_cnn", num_frames=3, fixed_size=16, max_text_tokens=6, embedding_size=8,
+    effective_batch_size=8,
+)  # fmt: skip
 
 
-def network(plan: NetworkPlan = PLAN, seed: int = 0) -> VideoTextNetwork:
+def planned(**changes) -> RunConfig:
+    return CONFIG.model_copy(update=changes)
+
+
+class TinyVideoTexts(VideoTextTask):
+    """With narrow transformers."""
+
+    def build_model(self) -> VideoTextNetwork:
+        return VideoTextNetwork(self.config, VOCABULARY, width=16, heads=2, layers=1)
+
+
+def network(config: RunConfig = CONFIG, seed: int = 0) -> VideoTextNetwork:
     with forked_random_state(seed, CPU):
-        return VideoTextNetwork(plan)
+        return tiny_task(config).build_model()
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,7 @@ class MadeUpPairs:
 
     videos: tuple[int, ...]
     texts: tuple[int, ...]
-    plan: NetworkPlan = PLAN
-    side: int = 16
+    config: RunConfig = CONFIG
 
     classes = None
 
@@ -61,8 +59,8 @@ class MadeUpPairs:
     def __getitems__(self, indices):
         videos, texts = [self.videos[i] for i in indices], [self.texts[i] for i in indices]
         tensors = {
-            "frames": torch.stack([_clip(video, self.plan.num_frames, self.side) for video in videos]),
-            "tokens": torch.stack([_tokens(text, self.plan.max_tokens, self.plan.vocabulary_size) for text in texts]),
+            "frames": torch.stack([_clip(video, self.config.num_frames, self.config.fixed_size) for video in videos]),
+            "tokens": torch.stack([_tokens(text, self.config.max_text_tokens) for text in texts]),
             "video_index": torch.tensor(videos),
             "text_index": torch.tensor(texts),
         }
@@ -79,30 +77,25 @@ def _clip(video, num_frames, side):
 
 
 @cache
-def _tokens(text, max_tokens, vocabulary_size):
+def _tokens(text, max_tokens):
     """Of 0 to ``max_tokens - 2`` tokens between beginning and end."""
     generator = torch.Generator().manual_seed(1000 + text)
     length = text % (max_tokens - 1)
     tokens = torch.zeros(max_tokens, dtype=torch.int64)
-    tokens[0] = NUMBERS.begin
-    tokens[1 : 1 + length] = torch.randint(3, vocabulary_size, (length,), generator=generator)
-    tokens[1 + length] = NUMBERS.end
+    tokens[0] = BEGIN
+    tokens[1 : 1 + length] = torch.randint(NUM_MARKS, VOCABULARY, (length,), generator=generator)
+    tokens[1 + length] = END
     return tokens
 
 
-def pairs(number: int = 6, plan: NetworkPlan = PLAN) -> MadeUpPairs:
+def pairs(number: int = 6, config: RunConfig = CONFIG) -> MadeUpPairs:
     """``number`` pairs, the last of which has the first one's text."""
-    return MadeUpPairs(tuple(range(number)), (*range(number - 1), 0), plan)
+    return MadeUpPairs(tuple(range(number)), (*range(number - 1), 0), config)
 
 
-def tiny_task(plan: NetworkPlan = PLAN, training=None, validation=None, **settings) -> VideoTextTask:
-    settings |= {"contrastive_weight": float(plan.contrastive is not None), "caption_weight": float(plan.captions)}
-    config = CONFIG.model_copy(update=settings)
-    return VideoTextTask(training or pairs(plan=plan), validation or pairs(plan=plan), plan, config)
-
-
-def planned(**changes) -> NetworkPlan:
-    return replace(PLAN, **changes)
+def tiny_task(config: RunConfig = CONFIG) -> TinyVideoTexts:
+    data = pairs(config=config)
+    return TinyVideoTexts(data, data, config, VOCABULARY)
 
 
 def write_tiny_bert(folder: Path) -> str:

@@ -5,23 +5,220 @@ Only the parts that the configured losses need are built, so every parameter rec
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fvc_lib.detectors.network import built_trunk, recomputable_blocks_of
-from fvc_lib.detectors.own.transformer import CaptionDecoder, TokenNumbers, Transformer, token_embedding
-from fvc_lib.detectors.texts.transformers_encoders import TransformersEncoder
+from fvc_lib.detectors.network import built_trunk, recomputable_blocks_of, weights_path
+from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD
+from fvc_lib.detectors.texts.transformers_encoders import TransformersEncoder, encoder_folder
 from fvc_lib.engine.task import Outputs
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.registry import DETECTORS, TrunkOptions
 
+# --- A small pre-norm transformer for texts, frames and captions, with the same results in training and evaluation.
+# After A. Vaswani et al., "Attention is all you need" (2017), with the norm before each part (R. Xiong et al., "On
+# layer normalization in the transformer architecture", ICML 2020). The layers of torch are not used: without gradient
+# they compute in another way, which rounds differently; and their keys have a bias, which the softmax cancels. There is
+# no dropout, so the result of a sample does not depend on its batch.
+
+_EXPANSION = 4  # width of the hidden layer after each attention, relative to the model's, as in the paper
+_INITIAL_DEVIATION = 0.02  # standard deviation of initial embeddings, as in GPT-2 and CLIP
+
+
+class Attention(nn.Module):
+    """Scaled dot-product attention of ``heads`` heads on states of size ``width``, a multiple of ``heads``."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self._heads = heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, asking: Tensor, seen: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """Return the attended values, float (B, Q, W).
+
+        Args:
+            asking: float (B, Q, W), states from which the queries are computed.
+            seen: float (B, K, W), states from which keys and values are computed.
+            hidden: bool that broadcasts to (B, Q, K), true where a query must not see a key. Every query must see at
+                least one key. None: nothing is hidden.
+        """
+        queries, keys, values = (
+            states.unflatten(2, (self._heads, -1)).transpose(1, 2)
+            for states in (self.query(asking), self.key(seen), self.value(seen))
+        )  # (B, heads, positions, W / heads)
+        scores = queries @ keys.transpose(2, 3) * (1 / queries.shape[-1] ** 0.5)
+        if hidden is not None:
+            scores = scores.masked_fill(hidden[:, None], -torch.inf)
+        mixed = scores.softmax(dim=3) @ values
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+class TransformerLayer(nn.Module):
+    """A pre-norm layer: self-attention, then a two-layer network on every position.
+
+    Args:
+        width: W, size of a state.
+        heads: number of attention heads.
+        with_memory: whether every position also attends to a memory (cross-attention), between the two parts.
+    """
+
+    def __init__(self, width: int, heads: int, *, with_memory: bool = False) -> None:
+        super().__init__()
+        self.own_norm = nn.LayerNorm(width)
+        self.own_attention = Attention(width, heads)
+        if with_memory:
+            self.memory_norm = nn.LayerNorm(width)
+            self.memory_attention = Attention(width, heads)
+        self.norm = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, _EXPANSION * width)
+        self.contract = nn.Linear(_EXPANSION * width, width)
+
+    def forward(self, positions: Tensor, hidden: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        """Return the new states (B, L, W).
+
+        Args:
+            positions: float (B, L, W), states of L positions.
+            hidden: bool that broadcasts to (B, L, L), true where a position must not see another; as for ``Attention``.
+            memory: float (B, K, W), states of K other positions to attend to; only for a layer with memory.
+        """
+        own = self.own_norm(positions)
+        positions = positions + self.own_attention(own, own, hidden)
+        if memory is not None:
+            positions = positions + self.memory_attention(self.memory_norm(positions), memory)
+        return positions + self.contract(F.gelu(self.expand(self.norm(positions))))
+
+
+class Transformer(nn.Module):
+    """A pre-norm transformer: learned position embeddings, ``layers`` layers and a last norm.
+
+    Args:
+        width: W, size of a state.
+        heads: number of attention heads per layer.
+        layers: number of layers.
+        num_places: largest number of positions of an input.
+        with_memory: whether layers also attend to a memory (cross-attention).
+    """
+
+    def __init__(self, width: int, heads: int, layers: int, num_places: int, *, with_memory: bool = False) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(num_places, width) * _INITIAL_DEVIATION)
+        self.layers = nn.ModuleList(TransformerLayer(width, heads, with_memory=with_memory) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, positions: Tensor, hidden: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        """Return the states (B, L, W) for inputs ``positions`` (B, L, W), to which position embeddings are added here.
+
+        L is at most ``num_places``. The other arguments are those of ``TransformerLayer``.
+        """
+        positions = positions + self.places[: positions.shape[1]]
+        for layer in self.layers:
+            positions = layer(positions, hidden, memory)
+        return self.norm(positions)
+
+
+def token_embedding(vocabulary_size: int, width: int) -> nn.Embedding:
+    """Return an embedding layer for V tokens with weights (V, W).
+
+    Initial values are small, so that the weights can also be those of the output layer.
+    """
+    embedding = nn.Embedding(vocabulary_size, width)
+    nn.init.normal_(embedding.weight, std=_INITIAL_DEVIATION)
+    return embedding
+
+
+# --- Captions: a decoder that reads a clip's frames and writes a text token by token.
+# After O. Vinyals et al., "Show and tell" (CVPR 2015), with a transformer: causal attention to the tokens so far,
+# attention to the clip, and the tokens' embeddings as weights of the output (O. Press and L. Wolf, "Using the output
+# embedding to improve language models", EACL 2017).
+
+
+class CaptionDecoder(nn.Module):
+    """A causal transformer over a vocabulary of V tokens, with a clip's features as memory.
+
+    Args:
+        vocabulary_size: V.
+        max_tokens: length of the longest text, with its begin and end tokens.
+        width: W, size of token embeddings and of the clip's features.
+        heads: attention heads per layer.
+        layers: number of layers.
+    """
+
+    def __init__(self, vocabulary_size: int, max_tokens: int, *, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self._max_tokens = max_tokens
+        self.embedding = token_embedding(vocabulary_size, width)
+        self.transformer = Transformer(width, heads, layers, max_tokens - 1, with_memory=True)
+
+    def forward(self, tokens: Tensor, memory: Tensor) -> Tensor:
+        """Return logits (B, L, V): for every token, those of the token that follows it.
+
+        Args:
+            tokens: int64 (B, L), token ids of B texts.
+            memory: float (B, T, W), features of the clips.
+        """
+        return self._states(tokens, memory) @ self.embedding.weight.T
+
+    def score(self, tokens: Tensor, memory: Tensor) -> Outputs:
+        """Return the loss and the accuracy of predicting every token of given texts from the tokens before it.
+
+        Padding does not count.
+
+        Args:
+            tokens: int64 (B, L), the texts.
+            memory: float (B, T, W), features of the clips.
+
+        Returns:
+            A mapping with ``caption_loss`` float32 (B,), the mean cross-entropy per token in nats; and
+            ``token_accuracy`` float32 (B,), the share of tokens whose logit is the highest, without gradient.
+        """
+        logits, wanted = self(tokens[:, :-1], memory).float(), tokens[:, 1:]
+        counted = (wanted != PAD).float()
+        counted = counted / counted.sum(1, keepdim=True).clamp_min(1)
+        # Flat, because CUDA knows no deterministic cross-entropy over several dimensions.
+        losses = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view_as(wanted)
+        right = (logits.detach().argmax(2) == wanted).float()
+        return {"caption_loss": (losses * counted).sum(1), "token_accuracy": (right * counted).sum(1)}
+
+    @torch.no_grad()
+    def write(self, memory: Tensor) -> Tensor:
+        """Write a text for every sample by greedy decoding: the most probable token is taken at every step.
+
+        A text without an end token is cut at ``max_tokens``. Samples do not influence each other.
+
+        Args:
+            memory: float (B, T, W), features of the clips.
+
+        Returns:
+            int64 (B, max_tokens): the begin token, the text, the end token, and padding.
+        """
+        tokens = torch.full((len(memory), self._max_tokens), PAD, device=memory.device)
+        tokens[:, 0] = BEGIN
+        ended = tokens[:, 0] == END
+        for place in range(1, self._max_tokens):
+            following = self._states(tokens[:, :place], memory)[:, -1] @ self.embedding.weight.T
+            following[:, [PAD, BEGIN, MASK]] = -torch.inf
+            token = following.argmax(1)
+            tokens[:, place] = token.where(~ended, PAD)
+            ended |= token == END
+            if bool(ended.all()):
+                break
+        return tokens
+
+    def _states(self, tokens: Tensor, memory: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        later = torch.ones(1, length, length, dtype=torch.bool, device=tokens.device).triu(1)
+        return self.transformer(self.embedding(tokens), later, memory)
+
+
+# --- Contrastive losses
 # Contrastive losses compare all videos of a batch with all of its texts, several of which may belong together. They are
-# sums over samples (pairs of a video and a text). Every process (rank) computes the rows of its own samples against the
-# candidates of all ranks, as open_clip's ``local_loss`` (G. Ilharco et al., 2021) and as SigLIP's loss in chunks.
+# sums over samples (pairs of a video and a text).
 
 # As in CLIP: a temperature between 1/100 and 1 that begins at 0.07. The scale is its inverse.
 LOG_SCALE_BOUNDS = (0.0, math.log(100.0))
@@ -29,24 +226,18 @@ SOFTMAX_LOG_SCALE = math.log(1 / 0.07)
 SIGMOID_LOG_SCALE = math.log(10.0)  # as in SigLIP
 
 
-def positive_pairs(video_index: Tensor, text_index: Tensor, rows: range | None = None) -> Tensor:
-    """Return which videos and texts of a batch belong together, bool (R, B).
+def positive_pairs(video_index: Tensor, text_index: Tensor) -> Tensor:
+    """Return which videos and texts of a batch belong together, bool (B, B).
 
     A sample is a pair of a video and a text; videos and texts may occur in several samples. Entry (i, j) is true if any
-    sample has both the video of sample ``rows[i]`` and the text of sample j. Exchange the first two arguments to get
-    texts by videos.
+    sample has both the video of sample i and the text of sample j.
 
     Args:
         video_index: int64 (B,), equal for equal videos.
         text_index: int64 (B,), equal for equal texts.
-        rows: indices of R samples of the batch; None: all B.
     """
-    videos = video_index if rows is None else video_index[rows.start : rows.stop]
-    same_video = videos[:, None] == video_index
-    texts, text_of = torch.unique(text_index, return_inverse=True)
-    # The number of samples with this video and each text: whole numbers, so the order of adding does not matter.
-    shown = same_video.new_zeros((len(videos), len(texts)), dtype=torch.float32)
-    return shown.index_add_(1, text_of, same_video.float())[:, text_of] > 0
+    same_video, same_text = ((index[:, None] == index).float() for index in (video_index, text_index))
+    return same_video @ same_text > 0  # the number of samples with this video and this text
 
 
 def softmax_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
@@ -58,10 +249,10 @@ def softmax_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
         similarities: float (B, B), videos by texts, already multiplied by the scale.
         positives: bool (B, B), at least one true value in every row and column.
     """
-    return 0.5 * (softmax_of_queries(similarities, positives) + softmax_of_queries(similarities.T, positives.T))
+    return 0.5 * (_softmax_of_queries(similarities, positives) + _softmax_of_queries(similarities.T, positives.T))
 
 
-def softmax_of_queries(similarities: Tensor, positives: Tensor) -> Tensor:
+def _softmax_of_queries(similarities: Tensor, positives: Tensor) -> Tensor:
     """Return the cross-entropy over candidates, summed over the queries, a scalar.
 
     After A. Radford et al., "Learning transferable visual models from natural language supervision" (CLIP, 2021). The
@@ -112,95 +303,68 @@ class SimilarityScale(nn.Module):
         similarities = video @ text.T * scale
         return similarities + self.bias if self._loss == "sigmoid" else similarities
 
-    def bound_gradients(self) -> None:
-        """Set the gradient of the log scale to 0 if a descent step would leave ``LOG_SCALE_BOUNDS``.
-
-        Call it once per effective batch, before the optimiser's step.
-        """
-        value, gradient = self.log_scale.detach(), self.log_scale.grad
-        if gradient is not None:
-            low, high = LOG_SCALE_BOUNDS
-            gradient.masked_fill_(((value <= low) & (gradient > 0)) | ((value >= high) & (gradient < 0)), 0.0)
-
-    def contrastive(
-        self, video: Tensor, text: Tensor, video_index: Tensor, text_index: Tensor, rows: range | None = None
-    ) -> Tensor:
-        """Return the contrastive loss of the samples ``rows`` against all B samples, a scalar.
-
-        The sum over disjoint ``rows`` that cover the batch is the loss of the batch.
+    def contrastive(self, video: Tensor, text: Tensor, video_index: Tensor, text_index: Tensor) -> Tensor:
+        """Return the contrastive loss summed over all B samples, a scalar.
 
         Args:
             video: unit vectors (B, E) of the videos of all samples.
             text: unit vectors (B, E) of the texts of all samples.
             video_index: int64 (B,), equal for equal videos.
             text_index: int64 (B,), equal for equal texts.
-            rows: indices of the samples; None: all B.
         """
-        of_all = rows is None or len(rows) == len(video)
-        own = slice(None) if rows is None else slice(rows.start, rows.stop)
-        similarities, positives = self(video[own], text), positive_pairs(video_index, text_index, rows)
-        if self._loss == "sigmoid":
-            return sigmoid_contrastive(similarities, positives)
-        if of_all:
-            return softmax_contrastive(similarities, positives)
-        by_text = softmax_of_queries(self(text[own], video), positive_pairs(text_index, video_index, rows))
-        return 0.5 * (softmax_of_queries(similarities, positives) + by_text)
+        loss = sigmoid_contrastive if self._loss == "sigmoid" else softmax_contrastive
+        return loss(self(video, text), positive_pairs(video_index, text_index))
 
 
 class _Bounded(torch.autograd.Function):
-    """Clamp to ``LOG_SCALE_BOUNDS`` and pass gradients unchanged; ``clamp`` has gradient 0 outside the bounds."""
+    """Clamp to ``LOG_SCALE_BOUNDS``, without a gradient by which a descent step would leave the bounds.
+
+    ``clamp`` has gradient 0 outside the bounds, so that the value would stay there.
+    """
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
+        ctx.save_for_backward(value)
         return value.clamp(*LOG_SCALE_BOUNDS)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0]
+        (value,) = ctx.saved_tensors
+        (gradient,) = gradients
+        low, high = LOG_SCALE_BOUNDS
+        return gradient.masked_fill(((value <= low) & (gradient > 0)) | ((value >= high) & (gradient < 0)), 0.0)
 
+
+# --- The network
 
 _TEMPORAL_LAYERS = 1  # transformer layers above the trunk; a clip has few frames
-
-
-@dataclass(frozen=True)
-class NetworkPlan:
-    """The settings from which a ``VideoTextNetwork`` is built: its sizes, and which parts it has."""
-
-    trunk: str  # name of a detector with ``build_trunk``, for clips of ``num_frames``
-    num_frames: int
-    vocabulary_size: int
-    max_tokens: int  # of a text, begin and end tokens included
-    numbers: TokenNumbers  # ids of the special tokens
-    embedding_size: int  # dimension of the space that videos and texts share
-    width: int  # features per frame or token in the transformers
-    layers: int
-    heads: int
-    text_encoder: str  # folder of a transformers model; empty: ``TextEncoder``
-    contrastive: Literal["softmax", "sigmoid"] | None  # kind of contrastive loss; None: no such loss, no text encoder
-    num_together: int  # number of samples of an effective batch
-    captions: bool  # whether captions are written
-    side: int = 112  # of the frames, in pixels
-    weights: Path | None = None  # file or folder with the trunk's weights; None: installed ones, or random
 
 
 class VideoEncoder(nn.Module):
     """A detector's trunk (its network without head), followed by a transformer over the features of the frames.
 
     A trunk on whole clips gives the transformer a single vector per clip.
+
+    Args:
+        config: ``model`` names the detector, ``model_weights`` its weights; the settings of clips apply as well.
+        width: W, features of a frame in the transformer.
+        heads: its attention heads.
+
+    Raises:
+        UsageError: the detector has no trunk, or the weights do not fit.
     """
 
-    def __init__(self, plan: NetworkPlan) -> None:
+    def __init__(self, config: RunConfig, width: int, heads: int) -> None:
         super().__init__()
-        spec = DETECTORS.get(plan.trunk)
+        spec, clips, weights = DETECTORS.get(config.model), config.clips, weights_path(config.model_weights)
         licence = spec.weights_licence or "unknown"
-        trunk = built_trunk(spec, TrunkOptions(plan.trunk, plan.num_frames, plan.side, plan.weights, licence))
-        per_frame = getattr(trunk, "per_frame", True)
+        trunk = built_trunk(spec, TrunkOptions(config.model, clips.num_frames, clips.side, weights, licence))
         self.trunk = trunk
         feature_size = getattr(trunk, "frame_feature_size", None) or trunk.num_features
         self.norm = nn.LayerNorm(feature_size)
-        self.narrow = nn.Linear(feature_size, plan.width)
-        num_places = plan.num_frames if per_frame else 1
-        self.transformer = Transformer(plan.width, plan.heads, _TEMPORAL_LAYERS, num_places)
+        self.narrow = nn.Linear(feature_size, width)
+        num_places = clips.num_frames if getattr(trunk, "per_frame", True) else 1
+        self.transformer = Transformer(width, heads, _TEMPORAL_LAYERS, num_places)
 
     def forward(self, frames: Tensor) -> Tensor:
         """Return features (B, T', W) of frames uint8 (B, T, 3, H, W); T' is T, or 1 for a trunk on whole clips."""
@@ -212,20 +376,16 @@ class VideoEncoder(nn.Module):
 class TextEncoder(nn.Module):
     """A small transformer over a text's tokens; the features of a text are the mean of its states over the tokens."""
 
-    def __init__(self, plan: NetworkPlan) -> None:
+    def __init__(self, vocabulary_size: int, max_tokens: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
-        self._padding = plan.numbers.padding
-        self.output_size = plan.width
-        self.embedding = token_embedding(plan.vocabulary_size, plan.width)
-        self.transformer = Transformer(plan.width, plan.heads, plan.layers, plan.max_tokens)
+        self.output_size = width
+        self.embedding = token_embedding(vocabulary_size, width)
+        self.transformer = Transformer(width, heads, layers, max_tokens)
 
     def forward(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return features (B, W) of the B texts whose token ids are ``tensors["tokens"]``, int64 (B, L).
-
-        Padding is ignored.
-        """
+        """Return the features (B, W) of B texts; ``tensors`` holds their tokens, ``tokens`` int64 (B, L)."""
         tokens = tensors["tokens"]
-        padding = tokens == self._padding
+        padding = tokens == PAD
         states = self.transformer(self.embedding(tokens), padding[:, None, :])
         there = (~padding).to(states.dtype)[:, :, None]
         return (states * there).sum(1) / there.sum(1)
@@ -234,12 +394,13 @@ class TextEncoder(nn.Module):
 class JointSpace(nn.Module):
     """Maps videos and texts to vectors in a common space: a text encoder, two projections, and a similarity scale."""
 
-    def __init__(self, plan: NetworkPlan, kind: Literal["softmax", "sigmoid"]) -> None:
+    def __init__(self, config: RunConfig, vocabulary_size: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
-        self.text = TransformersEncoder(plan.text_encoder) if plan.text_encoder else TextEncoder(plan)
-        self.video_projection = nn.Linear(plan.width, plan.embedding_size, bias=False)
-        self.text_projection = nn.Linear(self.text.output_size, plan.embedding_size, bias=False)
-        self.scale = SimilarityScale(kind, plan.num_together)
+        folder, sizes = encoder_folder(config), (vocabulary_size, config.max_text_tokens, width, heads, layers)
+        self.text = TransformersEncoder(folder) if folder else TextEncoder(*sizes)
+        self.video_projection = nn.Linear(width, config.embedding_size, bias=False)
+        self.text_projection = nn.Linear(self.text.output_size, config.embedding_size, bias=False)
+        self.scale = SimilarityScale(config.contrastive_loss, config.effective_batch_size)
 
     def of_videos(self, memory: Tensor) -> Tensor:
         """Return unit vectors float32 (B, E) of clips whose frames have the features ``memory`` (B, T, W)."""
@@ -249,33 +410,31 @@ class JointSpace(nn.Module):
         """Return unit vectors float32 (B, E) of texts; ``tensors`` are the inputs of the text encoder."""
         return F.normalize(self.text_projection(self.text(tensors)).float(), dim=1)
 
-    def forward(self, memory: Tensor, tensors: Mapping[str, Tensor]) -> Outputs:
-        """Return a mapping with ``video_embedding`` and ``text_embedding``, unit vectors float32 (B, E).
-
-        Arguments are those of ``of_videos`` and ``of_texts``.
-        """
-        return {"video_embedding": self.of_videos(memory), "text_embedding": self.of_texts(tensors)}
-
 
 class VideoTextNetwork(nn.Module):
     """A network for retrieval of videos by texts, and for captions.
 
-    It has a video encoder. ``plan`` says whether it also has a joint space (vectors of videos and texts that can be
-    compared) and a caption decoder.
+    It has a video encoder. With ``contrastive_weight`` it also has a joint space (vectors of videos and texts that can
+    be compared), with ``caption_weight`` a caption decoder.
+
+    Args:
+        config: the run's parameters.
+        vocabulary_size: number of tokens of the tokenizer.
+        width: features of a frame or token in the transformers.
+        heads: attention heads of a transformer's layer.
+        layers: layers of the transformers of texts and captions.
     """
 
-    def __init__(self, plan: NetworkPlan) -> None:
+    def __init__(
+        self, config: RunConfig, vocabulary_size: int, *, width: int = 128, heads: int = 4, layers: int = 2
+    ) -> None:
         super().__init__()
-        self.video = VideoEncoder(plan)
-        self.joint = JointSpace(plan, plan.contrastive) if plan.contrastive else None
+        self.video = VideoEncoder(config, width, heads)
+        self.joint = JointSpace(config, vocabulary_size, width, heads, layers) if config.contrastive_weight else None
+        sizes = {"width": width, "heads": heads, "layers": layers}
         self.captions = (
-            CaptionDecoder(
-                plan.vocabulary_size, plan.max_tokens,
-                width=plan.width, heads=plan.heads, layers=plan.layers, numbers=plan.numbers,
-            )
-            if plan.captions
-            else None
-        )  # fmt: skip
+            CaptionDecoder(vocabulary_size, config.max_text_tokens, **sizes) if config.caption_weight else None
+        )
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
         """Return the parts whose activations gradient checkpointing computes again."""
@@ -297,7 +456,8 @@ class VideoTextNetwork(nn.Module):
         """
         memory, outputs = self.video(tensors["frames"]), Outputs()
         if self.joint is not None:
-            outputs |= self.joint(memory, tensors)
+            outputs["video_embedding"] = self.joint.of_videos(memory)
+            outputs["text_embedding"] = self.joint.of_texts(tensors)
         if self.captions is not None:
             outputs |= self.captions.score(tensors["tokens"], memory)
             if write:

@@ -5,26 +5,21 @@ bytes as in GPT-2. So any text has tokens and is decoded unchanged. The marks (p
 but no spelling: ``<end>`` in a caption is encoded as letters and brackets.
 """
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fvc_lib.services.atomic_files import read_json_object, sha256_of_json, write_json
+from fvc_lib.services.atomic_files import sha256_of_json, write_text
 from fvc_lib.services.errors import DataError
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 PAD, BEGIN, END, MASK = range(4)
 NUM_MARKS = 4
 _NUM_BYTES = 256
 SMALLEST_VOCABULARY = NUM_MARKS + _NUM_BYTES
-_FORMAT = "fvc text tokenizer 1"
 # One thread: the processes that load data are forks, and threads do not survive a fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -35,7 +30,7 @@ class TextTokenizer:
     Ids are 0 to ``vocabulary_size - 1``: four marks, then the bytes, then sequences of bytes that were merged.
     """
 
-    def __init__(self, byte_pairs: "Tokenizer") -> None:
+    def __init__(self, byte_pairs: Any) -> None:
         self._byte_pairs = byte_pairs
 
     @classmethod
@@ -64,15 +59,14 @@ class TextTokenizer:
         """Load the tokenizer that ``save`` wrote.
 
         Raises:
-            DataError: the file is missing, damaged or of another format.
+            DataError: the file is missing or of another format.
         """
         from tokenizers import Tokenizer
 
-        written = read_json_object(path)
-        document = written.get("tokenizer")
-        if written.get("format") != _FORMAT or written.get("sha256") != sha256_of_json(document):
-            raise DataError(f"{str(path)!r}: is no tokenizer that a training of task video_text wrote. Train again.")
-        return cls(Tokenizer.from_str(json.dumps(document)))
+        try:
+            return cls(Tokenizer.from_file(str(path)))
+        except Exception as error:  # the library raises nothing narrower
+            raise DataError(f"{str(path)!r}: is no tokenizer of a training of task video_text: {error}.") from error
 
     @property
     def vocabulary_size(self) -> int:
@@ -82,7 +76,7 @@ class TextTokenizer:
     @property
     def fingerprint(self) -> str:
         """Return the SHA-256 of the vocabulary, in hexadecimal."""
-        return sha256_of_json(self._document())
+        return sha256_of_json(self._byte_pairs.to_str())
 
     def encode(self, texts: Sequence[str], max_tokens: int) -> Tensor:
         """Return the token ids of B texts, int64 (B, max_tokens).
@@ -116,12 +110,8 @@ class TextTokenizer:
 
     def save(self, path: Path) -> None:
         """Write the vocabulary as JSON, atomically."""
-        document = self._document()
-        write_json(path, {"format": _FORMAT, "sha256": sha256_of_json(document), "tokenizer": document})
+        write_text(path, self._byte_pairs.to_str())
 
     def _tokens(self, text: str) -> list[int]:
         text.encode()  # lone surrogates are refused here and not by a panic in native code
         return [number + NUM_MARKS for number in self._byte_pairs.encode(text, add_special_tokens=False).ids]
-
-    def _document(self) -> Any:
-        return json.loads(self._byte_pairs.to_str())

@@ -14,11 +14,16 @@ from torch import Tensor, nn
 
 from fvc_lib.detectors.packages import imported
 from fvc_lib.detectors.weights import refuse_nan
-from fvc_lib.services.atomic_files import sha256_of_file
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 
 OWN = "own"
 TOKENS, THERE = "encoder_tokens", "encoder_there"  # names of tensors in a batch: token ids, attention mask
+
+
+def encoder_folder(config: RunConfig) -> str:
+    """Return the folder of the text encoder from the transformers library; empty where FVC's encoder is used."""
+    return config.text_encoder if config.contrastive_weight and config.text_encoder != OWN else ""
 
 
 class TransformersEncoder(nn.Module):
@@ -69,28 +74,15 @@ def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[
         are int64 (N, L), where L is the length of the longest text.
 
     Raises:
-        UsageError: transformers is missing or does not work, the folder does not exist or holds no text model, or its
+        UsageError: transformers is missing or does not work, the folder does not exist or holds no tokenizer, or its
             tokenizer has no token for padding.
     """
     with _loading(folder) as transformers:
-        settings = {"local_files_only": True, "trust_remote_code": False}
-        config = transformers.AutoConfig.from_pretrained(folder, **settings)
-        _require_model_of_texts(transformers.MODEL_MAPPING.get(type(config), None), folder)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **settings)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token  # decoders have no padding token; padding is masked anyway
-    if tokenizer.pad_token is None:
-        raise UsageError(f"text_encoder: the tokenizer in {folder!r} has no pad_token. Give it one and save it again.")
-    places = getattr(config, "max_position_embeddings", None) or max_tokens
-    longest = min(max_tokens, tokenizer.model_max_length, places)
-    encoded = tokenizer(list(texts), padding=True, truncation=True, max_length=longest, return_tensors="pt")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # padding is masked anyway
+        longest = min(max_tokens, tokenizer.model_max_length)
+        encoded = tokenizer(list(texts), padding=True, truncation=True, max_length=longest, return_tensors="pt")
     return {TOKENS: encoded["input_ids"], THERE: encoded["attention_mask"]}
-
-
-def encoder_fingerprint(folder: str) -> list[list[str]]:
-    """Return what identifies an encoder: a pair [name, hexadecimal SHA-256] per file in ``folder``, sorted by name."""
-    files = sorted(path for path in Path(folder).iterdir() if path.is_file())
-    return [[path.name, sha256_of_file(path)] for path in files]
 
 
 def _loaded_encoder(folder: str) -> Any:
@@ -98,13 +90,16 @@ def _loaded_encoder(folder: str) -> Any:
         model, loading = transformers.AutoModel.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, output_loading_info=True, dtype=torch.float32
         )
-    _require_model_of_texts(type(model), folder)
+    if model.main_input_name != "input_ids":
+        raise UsageError(
+            f"text_encoder: {folder!r} holds a {type(model).__name__}, wanted an encoder of texts (BERT, RoBERTa, "
+            f"DistilBERT, T5 and the like). Give the folder of one, or use text_encoder {OWN}."
+        )
     if model.config.is_encoder_decoder:
         model = model.get_encoder()
-    without_pooler = "add_pooling_layer" in inspect.signature(type(model).__init__).parameters
-    if without_pooler:
+    if "add_pooling_layer" in inspect.signature(type(model).__init__).parameters:
         model.pooler = None  # it is not used, and would never receive a gradient
-    missing = sorted(name for name in loading["missing_keys"] if not (without_pooler and name.startswith("pooler.")))
+    missing = sorted(name for name in loading["missing_keys"] if not name.startswith("pooler."))
     if missing:
         raise UsageError(
             f"text_encoder: {len(missing)} weights are missing in {folder!r}, the first {missing[0]!r}; they would be "
@@ -131,13 +126,3 @@ def _loading(folder: str) -> Iterator[Any]:
             f"text_encoder: no model of texts can be read in {folder!r}: {reason}. Give a folder that save_pretrained "
             f"wrote, with its tokenizer, or use text_encoder {OWN}."
         ) from error
-
-
-def _require_model_of_texts(kind: Any, folder: str) -> None:
-    """Raise ``UsageError`` if ``kind`` is no class of a text model."""
-    if getattr(kind, "main_input_name", "") != "input_ids":
-        raise UsageError(
-            f"text_encoder: {folder!r} holds a {getattr(kind, '__name__', 'model of no known kind')}, wanted an "
-            "encoder of texts (BERT, RoBERTa, DistilBERT, T5 and the like). Give the folder of one, or use "
-            f"text_encoder {OWN}."
-        )

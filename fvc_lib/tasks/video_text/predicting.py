@@ -15,15 +15,12 @@ from torch import Tensor
 
 from fvc_lib.detectors.own.video_text import JointSpace, VideoTextNetwork
 from fvc_lib.detectors.texts.tokenizer import TextTokenizer
-from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import KNOWN_TEXTS, VIDEO_TEXTS, read_table, write_table
-from fvc_lib.tasks.decoding import FileToScore, decoded_files, scratch_folder
+from fvc_lib.tasks.decoding import looked_at, scratch_folder
 from fvc_lib.tasks.predicting import Finding, OneNetwork, Picture, Trained, no_picture
-from fvc_lib.tasks.video_text.task import TOKENIZER, encoder_folder, network_plan, text_tensors
+from fvc_lib.tasks.video_text.task import TOKENIZER, text_tensors
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
-from fvc_lib.video.decode.file_parts import sha256_of_video
-from fvc_lib.video.decode.source import VideoError
 
 NEAREST = 5  # number of nearest texts in an answer
 _TEXTS_AT_ONCE = 256
@@ -45,7 +42,7 @@ class VideoTextPredictor(OneNetwork):
         super().__init__(trained)
         self._tokenizer, self._texts = tokenizer, texts["text"].to_list()
         self.parts = [tokenizer.fingerprint, self._texts]
-        network = self._build(lambda: VideoTextNetwork(network_plan(self.config, tokenizer.vocabulary_size)))
+        network = self._build(lambda: VideoTextNetwork(self.config, tokenizer.vocabulary_size))
         assert isinstance(network, VideoTextNetwork)
         self._network, self.columns = network, dict[str, pl.DataType]()
         self.notes = ["Files of the run are known again by their content alone: an altered copy of one is not."]
@@ -98,25 +95,21 @@ class VideoTextPredictor(OneNetwork):
             workers: number of processes that decode; 0: one per core.
             picture: called with the path and the clip that the network sees, uint8 (T, 3, S, S).
         """
-        store, todo = ClipStore.of(self.config), list[FileToScore]()
-        for file in files:
-            try:
-                todo.append(FileToScore(file, (), content_sha256=sha256_of_video(file)))
-            except (OSError, VideoError, ValueError) as error:
-                yield Finding(path_to_text(file), failure=str(error), lasts=False)
+        store = ClipStore.of(self.config)
         with scratch_folder(self.config) as folder:
-            clips = [folder / f"{place}.npy" for place in range(len(todo))]
-            with closing(decoded_files(store, todo, clips, workers=workers)) as answers:
-                for answer in answers:
-                    clip, content = clips[answer.position], todo[answer.position].content_sha256
-                    path = path_to_text(todo[answer.position].path)
-                    if answer.failure:
-                        yield Finding(path, content, failure=answer.failure, lasts=answer.lasts)
-                        continue
-                    frames: Pixels = np.empty(store.shape, np.uint8)
-                    load_clip_file(clip, frames, store.shape)
-                    clip.unlink()
-                    yield self._described(path, content, frames, picture)
+            clips = [folder / f"{place}.npy" for place in range(len(files))]
+            with closing(looked_at(store, files, clips, (), workers=workers)) as answers:
+                for probed, decoded in answers:
+                    path, clip = probed.path, clips[decoded.position]
+                    if probed.probe is None:
+                        yield Finding(path, failure=f"{probed.reason}: {probed.detail}", lasts=probed.lasts)
+                    elif decoded.failure:
+                        yield Finding(path, probed.content_sha256, failure=decoded.failure)
+                    else:
+                        frames: Pixels = np.empty(store.shape, np.uint8)
+                        load_clip_file(clip, frames, store.shape)
+                        yield self._described(path, probed.content_sha256, frames, picture)
+                    clip.unlink(missing_ok=True)
 
     def _described(self, path: str, content: str, frames: Pixels, picture: Picture) -> Finding:
         """Return the finding on one video: its caption and its nearest texts.
@@ -130,9 +123,7 @@ class VideoTextPredictor(OneNetwork):
         Raises:
             DataError: a similarity is not finite.
         """
-        network = self._network
-        values = dict[str, str | float | None]()
-        lines = list[str]()
+        network, values, lines = self._network, dict[str, str | float | None](), list[str]()
         with self._computing():
             memory = network.video(torch.from_numpy(frames)[None].to(self.compute.device))
             if network.captions is not None:
@@ -140,15 +131,12 @@ class VideoTextPredictor(OneNetwork):
                 values["caption"] = caption
                 lines.append(caption or "(an empty caption)")
             if network.joint is not None:
-                video = network.joint.of_videos(memory)[0].float().cpu()
-                similarities = (self._embedded @ video).double().numpy()
-                if not np.isfinite(similarities).all():
+                found = (self._embedded @ network.joint.of_videos(memory)[0].float().cpu()).double()
+                if not found.isfinite().all():
                     raise DataError(f"{self.name}: the similarity of {path} to a text is not finite.")
-                order = np.argsort(-similarities, kind="stable")[:NEAREST].tolist()
-                for place, row in enumerate(order, start=1):
-                    text, similarity = self._texts[row], float(similarities[row])
-                    values |= {f"text_{place}": text, f"similarity_{place}": similarity}
-                    lines.append(f"{similarity:.2f} {text}")
+                for place, row in enumerate(found.argsort(descending=True, stable=True)[:NEAREST].tolist(), start=1):
+                    values |= {f"text_{place}": self._texts[row], f"similarity_{place}": float(found[row])}
+                    lines.append(f"{found[row]:.2f} {self._texts[row]}")
         return Finding(path, content, values, lines[0], tuple(lines[1:]), picture(path, frames))
 
     def _text_embeddings(self, joint: JointSpace) -> Tensor:
@@ -156,11 +144,11 @@ class VideoTextPredictor(OneNetwork):
 
         ``joint`` is the part of the network that embeds texts and videos in the same space.
         """
-        parts, encoder = list[Tensor](), encoder_folder(self.config)
+        tensors = text_tensors(self._tokenizer, self._texts, self.config)
         with self._computing():
-            for first in range(0, len(self._texts), _TEXTS_AT_ONCE):
-                some = self._texts[first : first + _TEXTS_AT_ONCE]
-                tensors = text_tensors(self._tokenizer, some, self.config.max_text_tokens, encoder)
-                on_device = {name: rows.to(self.compute.device) for name, rows in tensors.items()}
-                parts.append(joint.of_texts(on_device).float().cpu())
-        return torch.cat(parts)
+            parts = [
+                joint.of_texts({name: rows[first : first + _TEXTS_AT_ONCE].to(self.compute.device)
+                                for name, rows in tensors.items()})
+                for first in range(0, len(self._texts), _TEXTS_AT_ONCE)
+            ]  # fmt: skip
+        return torch.cat(parts).float().cpu()

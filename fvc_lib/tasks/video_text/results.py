@@ -7,7 +7,7 @@ with the test groups that were drawn. It does not show how it varies between tra
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,8 @@ from fvc_lib.metrics.classification import FloatArray, IntArray, Metric
 from fvc_lib.metrics.intervals import intervals_over_groups, mean_measure
 from fvc_lib.metrics.video_text import Ranking
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError
 from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.tables import TASK_RESULTS, frame_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 RECALL_AT = video_text.KS
 MODEL = "model"
@@ -46,13 +42,11 @@ def video_text_results(
         config: gives replicates, confidence and seed.
 
     Raises:
-        DataError: the embeddings cannot be read.
+        DataError, OSError: as ``read_embeddings``.
     """
     rows: list[Row] = []
     if ranks.height:
-        stored = read_embeddings(embeddings_file)
-        embeddings = stored["video_embeddings"], stored["text_embeddings"], stored["pairs"]
-        for direction, found in video_text.retrieval_metrics(*embeddings).items():
+        for direction, found in video_text.retrieval_metrics(**read_embeddings(embeddings_file)).items():
             rows += _direction_rows(direction, ranks.filter(direction=direction), found, config)
     if captions.height:
         trained = pairs.filter(part="train")["text"]
@@ -110,22 +104,19 @@ def chance_metrics(num_candidates: IntArray, num_positives: IntArray, ks: Sequen
     }
 
 
-def read_embeddings(path: Path) -> "dict[str, Tensor]":
+def read_embeddings(path: Path) -> dict[str, Any]:
     """Return the tensors in a file of test embeddings, by name.
 
     They are ``video_embeddings`` (N, E), ``text_embeddings`` (M, E) and ``pairs`` (P, 2), as
     ``VideoTextOutputs.retrieval_set`` describes them.
 
     Raises:
-        DataError: the file is missing or damaged.
+        DataError: the file differs from its record in the run.
+        OSError: the file cannot be read.
     """
     import safetensors.torch  # with torch
 
-    try:
-        tensors: dict[str, Tensor] = safetensors.torch.load(undamaged_content(path))
-    except (OSError, safetensors.SafetensorError) as error:
-        raise DataError(f"{path}: cannot be read as embeddings: {error}. Run 20_video_text again.") from error
-    return tensors
+    return safetensors.torch.load(undamaged_content(path))
 
 
 def _direction_rows(direction: str, ranks: pl.DataFrame, found: Ranking, config: RunConfig) -> list[Row]:

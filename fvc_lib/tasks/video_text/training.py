@@ -1,27 +1,27 @@
 """The training of task video_text: make the clips, train one network, predict the test part and write its tables."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import polars as pl
 import safetensors.torch
 import torch
-from torch import Tensor
 
 from fvc_lib.corpus.video_texts import video_text_root
-from fvc_lib.detectors.own.video_text import VideoEncoder
+from fvc_lib.detectors.own.video_text import VideoTextNetwork
 from fvc_lib.detectors.texts.tokenizer import TextTokenizer
-from fvc_lib.detectors.texts.transformers_encoders import OWN, encoder_fingerprint, encoder_tensors
+from fvc_lib.detectors.texts.transformers_encoders import OWN, encoder_folder, encoder_tensors
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.training_state import TrainingRecord
-from fvc_lib.metrics.video_text import DIRECTIONS
-from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
+from fvc_lib.metrics.video_text import DIRECTIONS, retrieval_metrics
+from fvc_lib.services.atomic_files import atomic_output, content_digest, sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS
@@ -46,11 +46,7 @@ from fvc_lib.tasks.video_text.task import (
     VideoTextDataset,
     VideoTextOutputs,
     VideoTextTask,
-    are_finite,
-    encoder_folder,
-    network_plan,
     numbered,
-    rankings,
 )
 from fvc_lib.video.clips import making
 from fvc_lib.video.clips.shards import write_shards
@@ -90,8 +86,9 @@ def make_clips(
         if stop is not None and done < total and stop():
             raise StoppedError(f"stopped after the clips of {done} of {total} videos; run it again to go on.")
 
-    root = video_text_root(config)
-    report = making.make_clips(store, videos, root, 0, None, progress=watched, workers=config.workers)
+    report = making.make_clips(
+        store, videos, video_text_root(config), 0, None, progress=watched, workers=config.workers
+    )
     for video_id, reason in report.failed:
         _logger.warning("video %s has no clip and takes no part: %s", video_id, reason)
     if len(report.failed) > config.max_rejected_share * videos.height:
@@ -144,8 +141,7 @@ class VideoTextParts:
 
     def samples(self, part: str, config: RunConfig) -> VideoTextDataset:
         """Return the samples of ``part`` (``train``, ``validation`` or ``test``), in the order of ``of(part)``."""
-        encoder = encoder_folder(config)
-        return VideoTextDataset(self.source, self.of(part), self.tokenizer, config.max_text_tokens, encoder)
+        return VideoTextDataset(self.source, self.of(part), self.tokenizer, config)
 
 
 def train_video_text(
@@ -158,17 +154,16 @@ def train_video_text(
     ``tables/test_embeddings.safetensors``. Resumes an earlier attempt.
 
     Raises:
-        DataError: too many videos have no clip, a part is empty, or an embedding of the test part is not finite.
+        DataError: too many videos have no clip, a part is empty, or an output for the test part is not finite.
         UsageError: as ``check_config``.
         FvcError: as ``shared_training.train``, which explains ``options``.
     """
     check_config(config)
-    outputs = [paths.retrieval_ranks, paths.captions, paths.embeddings]
-    tokenizer_file = paths.training_checkpoints(STAGE) / TOKENIZER
+    tables = paths.retrieval_ranks, paths.captions, paths.embeddings
+    outputs = [*tables, paths.training_checkpoints(STAGE) / TOKENIZER]
 
     def read(ranks: Ranks) -> Training[TrainingRecord]:
         parts = read_parts(paths, config, ranks, options.get("stop"))
-        ranks.from_leader("tokenizer", lambda: parts.tokenizer.save(tokenizer_file))
         return replace(split_training(parts, config), finish=partial(_finish, outputs, parts, config), outputs=outputs)
 
     return shared_training.train(STAGE, fold, paths, config, read, TrainingRecord, **options)
@@ -180,7 +175,7 @@ def _finish(
     """Predict the test part once.
 
     Args:
-        outputs: paths of the table of ranks, the table of captions, and the file of embeddings.
+        outputs: paths of the table of ranks, the table of captions, and the files of embeddings and of the tokenizer.
         parts: the corpus.
         config: the run's parameters.
         trained: the trained network, as the only element.
@@ -189,28 +184,27 @@ def _finish(
         The record of the training, and a function that writes ``outputs``.
 
     Raises:
-        DataError: an embedding of the test part is not finite.
+        DataError: an output for the test part is not finite.
     """
     (model,) = trained
     task = model.network.task
     found = VideoTextOutputs()
     pairs = parts.of("test")
-    ranks_file, captions_file, embeddings_file = outputs
+    ranks_file, captions_file, embeddings_file, tokenizer_file = outputs
     assert isinstance(task, VideoTextTask)
     task.writes_captions = True
     model.predict(parts.samples("test", config), found)
-    retrieval = found.retrieval_set()
-    if not are_finite(retrieval):
-        raise DataError(
-            "embeddings of test videos or texts are not finite. Turn amp off, or train with a lower learning_rate."
-        )
-    model.log("test", found.compute())
+    retrieval, metrics = found.retrieval_set(), found.compute()
+    if not all(map(math.isfinite, metrics.values())):
+        raise DataError("outputs for the test part are not finite. Turn amp off, or train with a lower learning_rate.")
+    model.log("test", metrics)
 
     def write() -> None:
         with atomic_output(embeddings_file) as temporary:
             safetensors.torch.save_file(retrieval, temporary)
         write_table(retrieval_ranks(pairs, retrieval), RETRIEVAL_RANKS, ranks_file)
         write_table(_written_captions(pairs, found, parts.tokenizer), CAPTIONS, captions_file)
+        parts.tokenizer.save(tokenizer_file)
 
     return Finished({"": TrainingRecord(**model.record())}, write)
 
@@ -219,7 +213,7 @@ def check_config(config: RunConfig) -> None:
     """Check that there is something to learn, and that the networks load.
 
     Raises:
-        UsageError: no loss has a weight, or the video network or the text encoder does not load.
+        UsageError: no loss has a weight, or the network, the text encoder or its tokenizer does not load.
     """
     if not config.contrastive_weight and not config.caption_weight:
         raise UsageError(
@@ -228,7 +222,7 @@ def check_config(config: RunConfig) -> None:
     if folder := encoder_folder(config):
         encoder_tensors(folder, ["a text"], config.max_text_tokens)
     with forked_random_state(0, torch.device("cpu")):
-        VideoEncoder(network_plan(config, config.vocabulary_size))
+        VideoTextNetwork(config, config.vocabulary_size)
 
 
 def read_parts(
@@ -258,9 +252,8 @@ def read_parts(
         )
     texts = remaining.filter(part="train")["text"]
     tokenizer = TextTokenizer.train(texts.unique(), config.vocabulary_size)
-    _logger.info("%d pairs, a vocabulary of %d tokens", remaining.height, tokenizer.vocabulary_size)
     # A text encoder from the transformers library has its own tokenizer, so these lengths do not apply to it.
-    if ranks.rank == 0 and (config.caption_weight or not encoder_folder(config)):
+    if config.caption_weight or not encoder_folder(config):
         lengths = np.array(tokenizer.num_tokens(remaining["text"].unique().to_list()))
         if num_cut := int((lengths > config.max_text_tokens).sum()):
             _logger.warning(
@@ -281,8 +274,8 @@ def split_training(parts: VideoTextParts, config: RunConfig) -> Training[Trainin
     Raises:
         UsageError: the text encoder is missing.
     """
-    plan = network_plan(config, parts.tokenizer.vocabulary_size)
-    task = VideoTextTask(parts.samples("train", config), parts.samples("validation", config), plan, config)
+    vocabulary_size = parts.tokenizer.vocabulary_size
+    task = VideoTextTask(parts.samples("train", config), parts.samples("validation", config), config, vocabulary_size)
     encoder = encoder_folder(config)
     rows = parts.pairs.sort("pair_id").select("pair_id", "text", "part").rows()
     # Versions of the tokenizer library may learn different tokens from the same texts.
@@ -293,13 +286,13 @@ def split_training(parts: VideoTextParts, config: RunConfig) -> Training[Trainin
         settings=shared_training.settings_of(
             config, stable_seed(STAGE, config.seed), DETECTORS.get(config.model).micro_batch
         ),
-        parameters=config.training_values() | {"text_encoder": encoder_fingerprint(encoder) if encoder else OWN},
+        parameters=config.training_values() | {"text_encoder": content_digest(encoder) if encoder else OWN},
         networks=[Network(task, fingerprint)],
         sizes={f"num_{part}": parts.of(part).height for part in PARTS},
     )
 
 
-def retrieval_ranks(pairs: pl.DataFrame, retrieval: Mapping[str, Tensor]) -> pl.DataFrame:
+def retrieval_ranks(pairs: pl.DataFrame, retrieval: Mapping[str, Any]) -> pl.DataFrame:
     """Return the table RETRIEVAL_RANKS: one row per query, first all videos and then all texts, each sorted by id.
 
     A query is a video for which texts are ranked, or a text for which videos are ranked. The table is empty without
@@ -311,7 +304,7 @@ def retrieval_ranks(pairs: pl.DataFrame, retrieval: Mapping[str, Tensor]) -> pl.
     """
     if not retrieval:
         return frame_of(None, RETRIEVAL_RANKS)
-    measured, tables = rankings(retrieval), []
+    measured, tables = retrieval_metrics(**retrieval), []
     for direction, column in zip(DIRECTIONS, ("video_id", "text_id"), strict=True):
         found = measured[direction]
         queries = pairs.group_by(pl.col(column).alias("query_id")).agg(pl.col("group_id").min()).sort("query_id")
