@@ -71,10 +71,10 @@ class Recipe:
         scale: factor on width and height.
         height: number of rows of the upright picture, even; the width keeps the aspect ratio. 0: as the source.
         rate: frames per second; frames are left out or repeated. 0: as the source.
-        jpeg_quality: quality of the JPEG to which every frame is compressed before it is encoded (Pillow's scale,
-            colour at half the resolution). None: no JPEG.
-        blur_sigma: sigma of a Gaussian blur, in pixels of the video; 0: none.
-        noise_sigma: sigma of Gaussian noise, in grey levels, with a new pattern in every frame; 0: none.
+        strength: how strongly the frames themselves are changed before they are encoded; 0: they are not. For kind
+            ``jpeg`` it is the quality of a JPEG (Pillow's scale, colour at half the resolution), for ``blur`` the sigma
+            of a Gaussian blur in pixels of the video, for ``noise`` the sigma of Gaussian noise in grey levels, with a
+            new pattern in every frame.
         every: only every ``every``-th frame is written.
         trim_front, trim_back: shares of the frames that are cut off at the start and at the end; the number of frames
             is rounded down, and at least one frame stays.
@@ -89,9 +89,7 @@ class Recipe:
     scale: Fraction = Fraction(1)
     height: int = 0
     rate: int = 0
-    jpeg_quality: int | None = None
-    blur_sigma: float = 0
-    noise_sigma: float = 0
+    strength: int = 0
     every: int = 1
     trim_front: float = 0
     trim_back: float = 0
@@ -163,9 +161,9 @@ RECIPES: Mapping[str, Recipe] = {
         Recipe("h265_crf28", "h265", "CRF 28", "libx265", 28, _X265),
         Recipe("size_half", "size", "1/2 width and height", scale=Fraction(1, 2)),
         Recipe("size_quarter", "size", "1/4 width and height", scale=Fraction(1, 4)),
-        *(Recipe(f"jpeg_{quality}", "jpeg", f"quality {quality}", jpeg_quality=quality) for quality in (90, 70, 50)),
-        *(Recipe(f"blur_{sigma}", "blur", f"sigma {sigma} px", blur_sigma=sigma) for sigma in (1, 2, 4)),
-        *(Recipe(f"noise_{sigma}", "noise", f"sigma {sigma} of 255", noise_sigma=sigma) for sigma in (4, 8, 16)),
+        *(Recipe(f"jpeg_{quality}", "jpeg", f"quality {quality}", strength=quality) for quality in (90, 70, 50)),
+        *(Recipe(f"blur_{sigma}", "blur", f"sigma {sigma} px", strength=sigma) for sigma in (1, 2, 4)),
+        *(Recipe(f"noise_{sigma}", "noise", f"sigma {sigma} of 255", strength=sigma) for sigma in (4, 8, 16)),
         Recipe("rate_half", "rate", "every 2nd frame", every=2),
         Recipe("trim_front", "trim", "first 25 % cut off", trim_front=0.25),
         Recipe("trim_back", "trim", "last 25 % cut off", trim_back=0.25),
@@ -361,7 +359,7 @@ class _Writer:
         width, height = frame.width, frame.height
         turned = self._converter.orientation != Orientation()
         is_odd_or_turned = width % 2 or height % 2 or (turned and name != _YUV)
-        in_rgb = recipe.jpeg_quality or recipe.blur_sigma or recipe.noise_sigma or (not recipe.crf and is_odd_or_turned)
+        in_rgb = recipe.strength or (not recipe.crf and is_odd_or_turned)
         if in_rgb and not recipe.is_scaled:
             return _RGB, width, height
         if recipe.height:
@@ -369,9 +367,6 @@ class _Writer:
         elif recipe.scale != 1:
             width, height = (max(2, 2 * round(side * recipe.scale / 2)) for side in (width, height))
         width, height = width - width % 2, height - height % 2
-        if not (width and height):
-            detail = f"a picture of {frame.width} x {frame.height} pixels, of which {recipe.name!r} leaves none"
-            raise UnsupportedVideo(self._source.path, detail, "Leave it out.")
         if recipe.crf or turned:
             return _YUV, width, height
         known = {video_format.name for video_format in av.codec.Codec(recipe.codec, "w").video_formats or ()}
@@ -415,18 +410,14 @@ class _Writer:
 
 
 def _changed_pixels(recipe: Recipe, place: int, pixels: Pixels) -> Pixels:
-    from fvc_lib.video.augmentations import Blur, Noise, through_jpeg  # takes 10 MB, which most workers do not need
+    from fvc_lib.video.augmentations import Blur, Jpeg, Noise  # takes 10 MB, which most workers do not need
 
-    if recipe.jpeg_quality:
-        return through_jpeg(pixels, recipe.jpeg_quality)
-    values: npt.NDArray[np.float32] = pixels[None].astype(np.float32)
-    if recipe.blur_sigma:
-        values = Blur(recipe.blur_sigma).apply(values)
-    if recipe.noise_sigma:
-        seed = int.from_bytes(hashlib.sha256(f"{recipe.name} {place}".encode()).digest()[:7], "big")
-        values = Noise(recipe.noise_sigma, seed).apply(values)
-    changed: Pixels = np.rint(values[0]).clip(0, 255).astype(np.uint8)
-    return changed
+    if not recipe.strength:
+        return pixels
+    seed = int.from_bytes(hashlib.sha256(f"{recipe.name} {place}".encode()).digest()[:7], "big")
+    kinds = {"jpeg": Jpeg(recipe.strength), "blur": Blur(recipe.strength), "noise": Noise(recipe.strength, seed)}
+    changed = kinds[recipe.kind].apply(pixels[None].astype(np.float32))
+    return np.asarray(np.rint(changed[0]).clip(0, 255).astype(np.uint8))
 
 
 def _is_full_range(frame: VideoFrame) -> bool:

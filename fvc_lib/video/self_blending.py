@@ -101,18 +101,10 @@ def _changes(generator: np.random.Generator) -> tuple[Operation, ...]:
     saturation, amount = np.round(generator.uniform([0.7, 1.8], [1.3, 4.5]), 6).tolist()
     levels = np.round(generator.uniform(-20, 20, 3), 6).tolist()
     is_tinted, is_sharpened, is_compressed = (generator.random(3) < [0.3, 0.5, 0.5]).tolist()
-    changes: list[Operation] = [Color(brightness, contrast, saturation)]
-    if is_tinted:
-        changes.append(Tint(tuple(levels)))
-    if is_sharpened:
-        changes.append(Sharpen(amount))
-    else:
-        smaller = generator.choice([0.5, 0.25])
-        changes.append(Downscale(float(smaller)))
-    if is_compressed:
-        quality = generator.integers(40, 101)
-        changes.append(Jpeg(int(quality)))
-    return tuple(changes)
+    tinted = (Tint(tuple(levels)),) if is_tinted else ()
+    detail = Sharpen(amount) if is_sharpened else Downscale(float(generator.choice([0.5, 0.25])))
+    compressed = (Jpeg(int(generator.integers(40, 101))),) if is_compressed else ()
+    return (Color(brightness, contrast, saturation), *tinted, detail, *compressed)
 
 
 def self_blended(frames: Pixels, points: npt.NDArray[np.floating], blend: SelfBlend) -> Pixels:
