@@ -19,11 +19,6 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, command_text
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
-_SEES = {  # by ``DetectorSpec.of_features``
-    "": "", "forensic": "forensic features of a video", "embedding": "features of a video by a frozen trunk",
-    "both": "features of a video by a frozen trunk, and forensic features (-p views)",
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class DetectorFacts:
@@ -71,7 +66,6 @@ class DetectorFacts:
             "paper": spec.paper,
             "code": spec.licence,
             "clip": "" if of_files else f"{spec.num_frames} frames of {spec.side} x {spec.side} pixels",
-            "sees": _SEES[spec.of_features],
             "sampled": "" if of_files else f"{spec.frame_sampling}, {spec.frame_fit}",
             "normalisation": spec.normalisation,
             "trained": "" if spec.of_features else spec.tune,

@@ -139,16 +139,7 @@ class Trunk(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
-        """Return the parts whose activations gradient checkpointing may recompute.
-
-        Raises:
-            UsageError: no such parts are known.
-        """
-        if not self._recomputable:
-            raise UsageError(
-                f"gradient_checkpointing: which parts of a {type(self.network).__name__} could be computed again is "
-                "not known. Turn gradient_checkpointing off, or take another model."
-            )
+        """Return the parts whose activations gradient checkpointing may recompute; empty if none are known."""
         return self._recomputable
 
     def encode(self, clips: Tensor) -> Tensor:
@@ -244,14 +235,15 @@ def recomputable_blocks_of(trunk: Any) -> tuple[nn.Module, ...]:
     """Return the parts of ``trunk`` whose activations gradient checkpointing may recompute.
 
     Raises:
-        UsageError: ``trunk`` has no method ``recomputable_blocks``.
+        UsageError: ``trunk`` has no method ``recomputable_blocks``, or it returns none.
     """
-    if not hasattr(trunk, "recomputable_blocks"):
+    blocks = tuple(trunk.recomputable_blocks()) if hasattr(trunk, "recomputable_blocks") else ()
+    if not blocks:
         raise UsageError(
-            f"gradient_checkpointing: {type(trunk).__name__} names no blocks to compute again (a method "
-            "recomputable_blocks). Turn gradient_checkpointing off or add it."
+            f"gradient_checkpointing: a {type(getattr(trunk, 'network', trunk)).__name__} names no blocks to compute "
+            "again (a method recomputable_blocks). Turn gradient_checkpointing off, or take another model."
         )
-    return tuple(trunk.recomputable_blocks())
+    return blocks
 
 
 def build_detector(config: RunConfig) -> nn.Module:
@@ -362,16 +354,13 @@ def batch_norms_to_group_norms(network: nn.Module) -> int:
     Returns:
         The number of replaced norms.
     """
-    replaced = 0
-    for name, child in list(network.named_children()):
-        if isinstance(child, nn.modules.batchnorm._BatchNorm):
-            norm: nn.Module = nn.GroupNorm(math.gcd(32, child.num_features), child.num_features)
-            after = [part for part in (getattr(child, "drop", None), getattr(child, "act", None)) if part is not None]
-            setattr(network, name, nn.Sequential(norm, *after) if after else norm)  # timm's include dropout, activation
-            replaced += 1
-        else:
-            replaced += batch_norms_to_group_norms(child)
-    return replaced
+    kind = nn.modules.batchnorm._BatchNorm
+    norms = [(name, part) for name, part in network.named_modules() if isinstance(part, kind)]
+    for name, part in norms:
+        norm = nn.GroupNorm(math.gcd(32, part.num_features), part.num_features)
+        after = [each for each in (getattr(part, "drop", None), getattr(part, "act", None)) if each is not None]
+        network.set_submodule(name, nn.Sequential(norm, *after) if after else norm)  # timm's have dropout, activation
+    return len(norms)
 
 
 def without_class_layer(network: nn.Module) -> int:
@@ -551,8 +540,8 @@ def tune(network: nn.Module, what: str) -> None:
         if not isinstance(trunk, nn.Module):
             raise UsageError(f"tune: got {what!r} for a {type(network).__name__}, which has no trunk. Give tune all.")
         trained |= set(residuals := adapt(trunk, rank))
-        if isinstance(trunk, Trunk):
-            trunk.notes = (*trunk.notes, f"of {len(residuals) // 3} layers the residual of rank {rank} is trained")
+        note = f"of {len(residuals) // 3} layers the residual of rank {rank} is trained"
+        trunk.notes = (*getattr(trunk, "notes", ()), note)  # type: ignore[assignment]
     for parameter in network.parameters():
         parameter.requires_grad_(parameter in trained)
 

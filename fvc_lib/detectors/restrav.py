@@ -11,6 +11,7 @@ white, not normalised further. Other trunks are used with their own normalisatio
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,18 +41,17 @@ class PathTrunk(Trunk):
         self.normalised, self.notes = trunk.normalised, trunk.notes
 
     def encode(self, clips: Tensor) -> Tensor:
-        """Return the numbers (B, 21) of normalised clips, float (B, T, 3, H, W)."""
-        points = points_of(self.network, clips.flatten(0, 1))
-        return path_numbers(points.view(*clips.shape[:2], -1))
+        """Return the numbers (B, 21) of normalised clips, float (B, T, 3, H, W).
 
-
-def points_of(trunk: nn.Module, pictures: Tensor) -> Tensor:
-    """Return the features (N, F) of normalised pictures: all tokens of a transformer, the output of another trunk."""
-    if isinstance(trunk, TransformersFrames):
-        tokens: Tensor = trunk.network(pixel_values=pictures).last_hidden_state
-        return tokens.flatten(1)
-    encode = getattr(trunk, "encode_pictures")  # noqa: B009 - a method of ``PictureTrunk``
-    return torch.as_tensor(encode(pictures)).flatten(1)
+        The points of a path are all tokens of a transformer, or the output of another trunk.
+        """
+        trunk: Any = self.network
+        pictures = clips.flatten(0, 1)
+        if isinstance(trunk, TransformersFrames):
+            points = trunk.network(pixel_values=pictures).last_hidden_state
+        else:
+            points = trunk.encode_pictures(pictures)
+        return path_numbers(points.reshape(*clips.shape[:2], -1))
 
 
 def path_numbers(points: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ _OF_PICTURES, _OF_CLIPS = ("image_size",), ("image_size", "num_frames")
 # data; paper; licence of the weights; how frames are made square and chosen (``View``); frames and side of a clip; the
 # configuration's settings for the side and the number of frames. Frames are fitted as published for CLIP and DINOv2;
 # DINOv3 and SigLIP were published with squashed frames.
-_FAMILIES: dict[str, tuple[str, Colours, str, str, str, str, int, int, tuple[str, ...]]] = {
+_FAMILIES: dict[str, tuple[Any, ...]] = {
     "clip": ("CLIPVisionModel", _CLIP_COLOURS, _CLIP, "MIT", "crop", "uniform", 8, 224, _OF_PICTURES),
     "xclip": ("XCLIPVisionModel", IMAGENET, _XCLIP, "MIT", "crop", "uniform", 8, 224, _OF_PICTURES),
     "dinov2": ("Dinov2Model", IMAGENET, _DINO2, "Apache-2.0", "crop:0.875", "uniform", 8, 224, _OF_PICTURES),

@@ -14,7 +14,6 @@ from fvc_lib.detectors.network import (
     GREY,
     IMAGENET,
     KINETICS,
-    Colours,
     Trunk,
     blocks_of,
     without_class_layer,
@@ -81,7 +80,7 @@ _BIBTEX = {
 # crop of the resized picture. torchvision's 15 frames per second are every second frame of Kinetics' 25 to 30; its
 # pictures are resized to 128 or 256, then cropped. pytorchvideo's frames x stride are from its model zoo's table: 4x12,
 # 13x6, 16x5, 8x8, 8x8 (32x2 in the fast path), 8x8; the hub resizes pictures to 182 or 256.
-_TORCHVISION: dict[str, tuple[str, int, int, Colours, int, int, str]] = {
+_TORCHVISION: dict[str, tuple[Any, ...]] = {
     "r3d_18": (_R3D, 16, 112, KINETICS, 2, 2, "crop:0.875"),
     "mc3_18": (_R3D, 16, 112, KINETICS, 2, 2, "crop:0.875"),
     "r2plus1d_18": (_R3D, 16, 112, KINETICS, 2, 2, "crop:0.875"),
@@ -89,7 +88,7 @@ _TORCHVISION: dict[str, tuple[str, int, int, Colours, int, int, str]] = {
     "mvit_v2_s": (_MVIT, 16, 224, GREY, 1, 4, "crop:0.875"),
     "swin3d_t": (_SWIN, 16, 224, IMAGENET, 1, 2, "crop:0.875"),
 }
-_PYTORCHVIDEO: dict[str, tuple[str, int, int, Colours, int, int, str]] = {
+_PYTORCHVIDEO: dict[str, tuple[Any, ...]] = {
     "x3d_xs": (_X3D, 4, 160, GREY, 4, 12, "crop:0.879"),
     "x3d_s": (_X3D, 13, 160, GREY, 2, 6, "crop:0.879"),
     "x3d_m": (_X3D, 16, 224, GREY, 1, 5, "crop:0.875"),

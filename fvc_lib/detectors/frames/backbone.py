@@ -17,6 +17,7 @@ from fvc_lib.detectors.network import (
     blocks_of,
     built_trunk,
     load_once,
+    recomputable_blocks_of,
     without_class_layer,
 )
 from fvc_lib.detectors.packages import imported
@@ -102,8 +103,7 @@ class ImageModel(nn.Module):
 
     def recomputable_blocks(self) -> Sequence[nn.Module]:
         """Return the backbone's parts whose activations gradient checkpointing computes again."""
-        blocks: Sequence[nn.Module] = self.backbone.recomputable_blocks()
-        return blocks
+        return recomputable_blocks_of(self.backbone)
 
     def forward(self, images: Tensor) -> Outputs:
         """Return ``class_logits`` float (B, C) and ``values`` float (B, T) for images uint8 (B, 3, H, W).

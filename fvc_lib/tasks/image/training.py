@@ -12,6 +12,7 @@ import torch
 
 from fvc_lib.corpus.images import image_root
 from fvc_lib.detectors.frames.backbone import build_backbone
+from fvc_lib.detectors.network import recomputable_blocks_of
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.training_state import TrainingRecord
@@ -116,7 +117,7 @@ def require_backbone(config: RunConfig) -> None:
         with torch.no_grad():
             backbone.eval()(torch.zeros(1, 1, 3, size, size, dtype=torch.uint8))
     if config.gradient_checkpointing:
-        backbone.recomputable_blocks()
+        recomputable_blocks_of(backbone)
 
 
 def read_image_parts(paths: RunPaths, config: RunConfig) -> tuple[Path, ImageParts]:

@@ -209,16 +209,17 @@ def model_of(config: RunConfig) -> ClassicalModel:
     return model
 
 
-def trained_class(config: RunConfig, source: Source, num_numbers: int = 0) -> TrainedClass:
+def trained_class(config: RunConfig, source: Source, weights: Mapping[str, Tensor] | None = None) -> TrainedClass:
     """Return the description of the estimator and its features for the record of a training.
 
-    ``num_numbers`` is the number of floats in the fitted model. It includes the constants that replace missing features
-    and scale all features.
+    ``weights`` are the arrays of the fitted model. All their floats count as parameters, also those that replace
+    missing features and scale all features.
     """
     families = ", ".join(dict.fromkeys(column.family for column in source.columns))
     note = f"{len(source.columns):,} features of {families}; fitted in one piece, on the CPU"
     name, file = f"{classical.__name__}:{config.model}", str(classical.__file__)
-    return TrainedClass(name, file, num_parameters=num_numbers, notes=(note,))
+    number = sum(tensor.numel() for tensor in (weights or {}).values() if tensor.is_floating_point())
+    return TrainedClass(name, file, num_parameters=number, notes=(note,))
 
 
 # One training
@@ -238,11 +239,6 @@ class Fitted:
     weights: dict[str, Tensor]
     summary: TrainingSummary
     held_out_logits: FloatArray
-
-    @property
-    def num_numbers(self) -> int:
-        """The number of floats in the model."""
-        return sum(tensor.numel() for tensor in self.weights.values() if tensor.is_floating_point())
 
 
 def fit(

@@ -665,7 +665,7 @@ def _training_on_features(
         def score(name: str) -> Scored:
             return classical.score(config, source, parts[name], fitted[name], logs[name])
 
-        kind = classical.trained_class(config, source, model.num_numbers)
+        kind = classical.trained_class(config, source, model.weights)
         return _finished(paths, fold, summaries, inner, score, kind)
 
     return Training(
