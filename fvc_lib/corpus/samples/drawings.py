@@ -15,8 +15,8 @@ Arithmetic is element-wise only, as in ``footage``, so equal versions of the cod
 
 import io
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -58,8 +58,7 @@ food.
 
 
 def _length(x: Plane, y: Plane) -> Plane:
-    length: Plane = np.sqrt(x * x + y * y)
-    return length
+    return np.asarray(np.sqrt(x * x + y * y))
 
 
 # Functions that return the distance of points (x, y) to the edge of a piece at the origin, negative inside the piece.
@@ -100,22 +99,13 @@ class Dish:
     food: str  # a key of ``FOODS``
     num_pieces: int  # pieces of the food, 1 to 4
     num_berries: int  # berries at the rim, 0 to 5
-    class_label: str | None = None  # the food in the manifest, or None if the manifest does not state it
-    known: Sequence[str] = ()  # the ``TARGETS`` that the manifest states
+    # What the manifest states: the food as ``class``, and known amounts by the names in ``TARGETS``.
+    stated: Mapping[str, str | float | None] = field(default_factory=dict)
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The paths of the dish's photographs, relative to the corpus folder, with '/'."""
         return tuple(f"images/{self.name}_{number}.jpg" for number in range(PHOTOGRAPHS_PER_DISH))
-
-    @property
-    def amounts(self) -> dict[str, float]:
-        """The true energy, nutrients and mass of all that lies on the plate, by the names in ``TARGETS``.
-
-        Amounts that the corpus's manifest does not state (see ``known``) are included.
-        """
-        total = self.num_pieces * _AMOUNTS[self.food] + self.num_berries * _AMOUNTS["berries"]
-        return {name: round(amount, 3) for name, amount in zip(TARGETS, total.tolist(), strict=True)}
 
 
 def photograph(dish: Dish, number: int) -> bytes:
@@ -226,7 +216,10 @@ def plan_dishes() -> tuple[Dish, ...]:
         contents, fate = (int(rng.integers(1, 5)), int(rng.integers(0, 6))), rng.random()
         # A few dishes have all numbers and no class, some have no number, and some have a mass only.
         known = TARGETS if fate < 0.04 or fate > 0.22 else () if fate < 0.1 else ("mass_g",)
-        dishes.append(Dish(name, food, *contents, food if fate >= 0.04 else None, known))
+        total = contents[0] * _AMOUNTS[food] + contents[1] * _AMOUNTS["berries"]
+        amounts = {target: round(amount, 3) for target, amount in zip(TARGETS, total.tolist(), strict=True)}
+        stated = {"class": food if fate >= 0.04 else None, **{target: amounts[target] for target in known}}
+        dishes.append(Dish(name, food, *contents, stated))
     return tuple(dishes)
 
 
@@ -241,13 +234,9 @@ def generate_sample_dishes(folder: AnyPath, *, progress: Callable[[int, int], No
     dishes = plan_dishes()
     numbers = range(PHOTOGRAPHS_PER_DISH)
     plan = {dish.paths: partial(lambda dish: [photograph(dish, number) for number in numbers], dish) for dish in dishes}
-    rows = [
-        (path, dish.class_label, dish.name, *(dish.amounts[name] if name in dish.known else None for name in TARGETS))
-        for dish in dishes
-        for path in dish.paths
-    ]
-    texts = {"path": pl.String, "class": pl.String, "group": pl.String}
-    manifest = pl.DataFrame(rows, schema={**texts, **dict.fromkeys(TARGETS, pl.Float64)}, orient="row")
+    texts = dict.fromkeys(("path", "class", "group"), pl.String)
+    rows = [{"path": path, "group": dish.name, **dish.stated} for dish in dishes for path in dish.paths]
+    manifest = pl.DataFrame(rows, schema={**texts, **dict.fromkeys(TARGETS, pl.Float64)})
     return generate(Path(folder), _DISH_NOTICE.format(version=CORPUS_VERSION), plan, manifest, progress)
 
 
