@@ -135,12 +135,17 @@ def row_of(home: Path, part: str) -> dict[str, object]:
     return row
 
 
-def test_a_run_gives_its_test_picture_the_stored_answers(picture_home):
+def test_a_run_gives_its_test_picture_the_stored_answers(picture_home, tmp_path):
     run, row = run_in(picture_home), row_of(picture_home, "test")
     path = read_table(run.images, IMAGES).filter(part="test")["path"][0]
     (stored,) = read_table(run.image_predictions, IMAGE_PREDICTIONS).filter(path=path).to_dicts()
     assert row["class"] == stored["predicted_label"]
-    assert row["probability_uncalibrated"] == pytest.approx(stored["probability"], abs=1e-5)
+    labels = json.loads((picture_home / "bundle" / "labels.json").read_text())
+    plain = Path(shutil.copytree(picture_home / "bundle", tmp_path / "plain"))  # the stored answers have no temperature
+    (plain / "labels.json").write_text(json.dumps(labels | {"temperature": 1.0}))
+    (answer,) = load_detector(sealed(plain)).predict(row["path"], workers=1)
+    assert answer.values["probability"] == pytest.approx(stored["probability"], abs=1e-5)
+    assert (answer.values["class"], answer.values["runner_up"]) == (row["class"], row["runner_up"])
     for number in read_table(run.target_predictions, TARGET_PREDICTIONS).filter(path=path).to_dicts():
         assert row[f"{number['target']} ({number['unit']})"] == pytest.approx(number["predicted"], rel=1e-4)
     assert "trained on this very file" in row_of(picture_home, "train")["remarks"]

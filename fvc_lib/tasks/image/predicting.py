@@ -27,10 +27,7 @@ from fvc_lib.tasks.image.task import LABELS, ImageDataset, ImageLabels, ImageRec
 from fvc_lib.tasks.predicting import Finding, OneNetwork, Picture, Trained, no_picture
 
 _DECODER = "fvc_lib.video.decode.still_image"
-_CLASS = {
-    "class": pl.String(), "probability": pl.Float64(), "probability_uncalibrated": pl.Float64(),
-    "runner_up": pl.String(), "runner_up_probability": pl.Float64(),
-}  # fmt: skip
+_CLASS = {"class": pl.String(), "probability": pl.Float64(), "runner_up": pl.String()}
 
 
 class ImagePredictor(OneNetwork):
@@ -100,12 +97,10 @@ class ImagePredictor(OneNetwork):
             with closing(run_isolated(f"{_DECODER}:write_picture", items, workers=workers)) as answers:
                 for answer in answers:
                     file, value = files[answer.position], dict[str, str](answer.value or {})
-                    failure = value.get("image_error", "")
-                    lasts = not failure.startswith(f"{str(file)!r}: unreadable: ")
-                    if answer.failure:
-                        failure, lasts = f"the decoder gave up: {answer.detail}", False
-                    if failure:
-                        yield Finding(path_to_text(file), failure=failure, lasts=lasts)
+                    gave_up = answer.failure and f"the decoder gave up: {answer.detail}"
+                    if failure := gave_up or value.get("image_error", ""):
+                        passing = failure == gave_up or failure.startswith(f"{str(file)!r}: unreadable: ")
+                        yield Finding(path_to_text(file), failure=failure, lasts=not passing)
                         continue
                     pixels = torch.from_numpy(np.load(targets[answer.position])).permute(2, 0, 1)
                     targets[answer.position].unlink()
@@ -134,15 +129,12 @@ class ImagePredictor(OneNetwork):
         lines = list[str]()
         if labels.classes:
             # If logits are equal, the first class is taken, as in the test part.
-            order = np.argsort(-logits[0], kind="stable")[:2].tolist()
-            names, plain = [labels.classes[place] for place in order], class_probabilities(logits, 1.0)[0]
-            values = dict.fromkeys(_CLASS) | dict(zip(("class", "runner_up"), names, strict=False))
-            values["probability_uncalibrated"] = float(plain[order[0]])
-            lines = [names[0], "probability not calibrated", *(f"then {name}" for name in names[1:])]
+            first, *second = [labels.classes[place] for place in np.argsort(-logits[0], kind="stable")[:2]]
+            values = {"class": first, "probability": None, "runner_up": next(iter(second), None)}
+            lines = [first, "probability not calibrated", *(f"then {name}" for name in second)]
             if labels.temperature is not None:
-                calibrated = class_probabilities(logits, labels.temperature)[0, order].tolist()
-                values |= dict(zip(("probability", "runner_up_probability"), calibrated, strict=False))
-                lines[1] = f"probability {calibrated[0]:.2f}"
+                values["probability"] = float(class_probabilities(logits, labels.temperature).max())
+                lines[1] = f"probability {values['probability']:.2f}"
         numbers = dict(zip(self._targets, labels.in_units(scaled)[0].tolist(), strict=True))
         values |= numbers
         lines += [f"{name} {number:.4g}" for name, number in numbers.items()]
@@ -153,7 +145,7 @@ def _notes(labels: ImageLabels) -> tuple[str, ...]:
     of_run = "Files of the run are known again by their content alone: an altered copy of one is not."
     if not labels.classes:
         return (of_run,)
-    calibrated = "The run has no calibration: 'probability' is empty. Do not rely on 'probability_uncalibrated'."
+    calibrated = "The run has no calibration: 'probability' is empty."
     if labels.temperature is not None:
         calibrated = (
             f"Probabilities: temperature {labels.temperature:.3g}, fitted on the validation part, which also chose the "
