@@ -6,6 +6,7 @@ Pictures are decoded, cropped and scored like those of the training's test part.
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +16,6 @@ import polars as pl
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from fvc_lib.engine.task import Batch
 from fvc_lib.metrics.calibration import class_probabilities
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text, read_json_object, sha256_of_json, write_json
@@ -23,7 +23,7 @@ from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.tasks.decoding import scratch_folder
-from fvc_lib.tasks.image.task import LABELS, ImageDataset, ImageLabels, ImageRecords, ImageTask, middle_view
+from fvc_lib.tasks.image.task import LABELS, ImageLabels, image_model, middle_view
 from fvc_lib.tasks.predicting import Finding, OneNetwork, Picture, Trained, no_picture
 
 _DECODER = "fvc_lib.video.decode.still_image"
@@ -45,10 +45,7 @@ class ImagePredictor(OneNetwork):
     def __init__(self, trained: Trained, labels: ImageLabels) -> None:
         super().__init__(trained)
         self.labels, self.parts = labels, asdict(labels)
-        nothing = ImageRecords(pl.DataFrame(), np.empty(0, np.int64), np.empty((0, len(labels.targets))))
-        dataset = ImageDataset(Path(), nothing, labels, self.config.image_size)
-        self.task = ImageTask(dataset, dataset, self.config)
-        self.network = self._build(self.task.build_model)
+        self.network = self._build(partial(image_model, self.config, labels))
         self.notes = _notes(labels)
         self._targets = [f"{n} ({u})" if u else n for n, u in zip(labels.targets, labels.units, strict=True)]
         self.columns = (_CLASS if labels.classes else {}) | dict.fromkeys(self._targets, pl.Float64())
@@ -118,9 +115,8 @@ class ImagePredictor(OneNetwork):
         Raises:
             DataError: an output of the network is not finite.
         """
-        batch = Batch((content,), {"image": view[None].to(self.compute.device)})
         with self._computing():
-            outputs = self.task.forward(self.network, batch)
+            outputs = self.network(view[None].to(self.compute.device))
         logits, scaled = (outputs[name].double().cpu().numpy() for name in ("class_logits", "values"))
         if not (np.isfinite(logits).all() and np.isfinite(scaled).all()):
             raise DataError(f"{self.name}: the network says nothing finite of a picture.")

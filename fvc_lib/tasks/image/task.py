@@ -459,6 +459,13 @@ def calibrated(labels: ImageLabels, validation: ImageScores, test: ImageScores) 
     return replace(labels, temperature=temperature, calibration_error=error)
 
 
+def image_model(config: RunConfig, labels: ImageLabels) -> ImageModel:
+    """Return the backbone of ``config`` with heads for ``labels``, initialised from torch's current random state."""
+    weights = Path(config.backbone_weights) if config.backbone_weights else None
+    backbone = build_backbone(config.backbone, weights, config.image_size)
+    return ImageModel(backbone, len(labels.classes), len(labels.targets))
+
+
 class ImageTask:
     """Train with a label-smoothed cross-entropy on the class plus a Huber loss on the values.
 
@@ -479,9 +486,7 @@ class ImageTask:
 
     def build_model(self) -> ImageModel:
         """Return the backbone with new heads, initialised from torch's current random state."""
-        weights = self.config.backbone_weights
-        backbone = build_backbone(self.config.backbone, Path(weights) if weights else None, self.config.image_size)
-        return ImageModel(backbone, len(self.labels.classes), len(self.labels.targets))
+        return image_model(self.config, self.labels)
 
     def begin_epoch(self, model: nn.Module, epoch: int) -> None:
         """Freeze or unfreeze the backbone's stages for ``epoch`` (0-based)."""
