@@ -28,6 +28,7 @@ from fvc_lib.metrics.intervals import group_codes, strata_of_groups
 
 WANTED = "'best', 'fpr=SHARE' such as fpr=0.01, or 'cost=FALSE_ALARM:MISS' such as cost=5:1"
 _NUMBER = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
+_FORM = re.compile(rf"best|fpr={_NUMBER}|cost={_NUMBER}:{_NUMBER}")
 
 
 @dataclass(frozen=True)
@@ -37,33 +38,30 @@ class OperatingPoint:
     Attributes:
         kind: ``best`` chooses the highest balanced accuracy. ``fpr`` finds as many fakes as possible while at most a
             given share of the reals is called fake. ``cost`` chooses the least cost, with equal weight of both classes.
-        false_positive_rate: for ``fpr``, the largest share of the reals that may be called fake; else NaN.
-        false_alarm_cost: for ``cost``, the cost of a real called fake.
-        miss_cost: for ``cost``, the cost of a fake called real.
+        false_positive_rate: for ``fpr``, the largest share of the reals that may be called fake; else 1.
+        false_alarm_cost: for ``cost``, the cost of a real called fake; else 1.
+        miss_cost: for ``cost``, the cost of a fake called real; else 1.
     """
 
     kind: Literal["best", "fpr", "cost"] = "best"
-    false_positive_rate: float = math.nan
+    false_positive_rate: float = 1.0
     false_alarm_cost: float = 1.0
     miss_cost: float = 1.0
 
     def __str__(self) -> str:
         """Return the text that ``operating_point`` reads: ``best``, ``fpr=0.01``, ``cost=5:1``."""
-        if self.kind == "fpr":
-            return f"fpr={self.false_positive_rate:g}"
-        return "best" if self.kind == "best" else f"cost={self.false_alarm_cost:g}:{self.miss_cost:g}"
+        fpr, cost = f"={self.false_positive_rate:g}", f"={self.false_alarm_cost:g}:{self.miss_cost:g}"
+        return self.kind + {"best": "", "fpr": fpr, "cost": cost}[self.kind]
 
     @property
     def says(self) -> str:
         """Return the rule in words, such as ``at most 1 % of the reals called fake``."""
-        if self.kind == "fpr":
-            return f"at most {100 * self.false_positive_rate:g} % of the reals called fake"
-        if self.kind == "best":
-            return "the highest balanced accuracy"
-        return (
-            f"the least cost where a false alarm costs {self.false_alarm_cost:g} and a missed fake "
-            f"{self.miss_cost:g}, and reals and fakes count alike"
-        )
+        return {
+            "best": "the highest balanced accuracy",
+            "fpr": f"at most {100 * self.false_positive_rate:g} % of the reals called fake",
+            "cost": f"the least cost where a false alarm costs {self.false_alarm_cost:g} and a missed fake "
+            f"{self.miss_cost:g}, and reals and fakes count alike",
+        }[self.kind]
 
     def is_resolved_by(self, num_real: int) -> bool:
         """Return whether ``num_real`` reals are enough for this false-positive rate: at least one may be called fake.
@@ -71,9 +69,6 @@ class OperatingPoint:
         Always True for other kinds than ``fpr``.
         """
         return self.kind != "fpr" or num_real * self.false_positive_rate > 1 - 1e-9
-
-
-BEST = OperatingPoint()
 
 
 def operating_point(text: str) -> OperatingPoint:
@@ -85,13 +80,10 @@ def operating_point(text: str) -> OperatingPoint:
         ValueError: the text has another form, the share is not inside (0, 1), or a cost is not above 0.
     """
     bare = text.strip().lower().replace(" ", "")
-    if bare == "best":
-        return BEST
-    if (rate := re.fullmatch(rf"fpr={_NUMBER}", bare)) and 0 < float(rate[1]) < 1:
-        return OperatingPoint("fpr", float(rate[1]))
-    costs = re.fullmatch(rf"cost={_NUMBER}:{_NUMBER}", bare)
-    if costs and float(costs[1]) > 0 and float(costs[2]) > 0:
-        return OperatingPoint("cost", math.nan, float(costs[1]), float(costs[2]))
+    if found := _FORM.fullmatch(bare):
+        share, *costs = (float(number or 1) for number in found.groups())
+        if share > 0 and min(costs) > 0 and (share < 1) == bare.startswith("fpr"):
+            return OperatingPoint(bare.partition("=")[0], share, *costs)  # type: ignore[arg-type]
     raise ValueError(f"operating point: got {text!r}, wanted {WANTED}, a share inside (0, 1) and costs above 0.")
 
 
@@ -123,22 +115,18 @@ def threshold_at(point: OperatingPoint, labels: ArrayLike, scores: ArrayLike) ->
     if point.kind == "fpr":
         # Counts, not rates, are compared: 1 of 20 must not fail 0.05 by rounding.
         allowed = alarms <= point.false_positive_rate * curve.num_real[0] * (1 + 1e-12)
-        return _between(curve.thresholds, int(np.flatnonzero(allowed)[-1]))
-    # Costs of error rates, times the number of pairs: exact as long as the costs are whole numbers.
-    misses = (curve.num_fake[0] - hits) * curve.num_real[0]
-    costs = point.miss_cost * misses + point.false_alarm_cost * alarms * curve.num_fake[0]
-    return _between(curve.thresholds, int(np.argmin(costs)))  # the first, so the strictest
-
-
-def _between(descending: FloatArray, called: int) -> float:
-    """Return a threshold that calls exactly the ``called`` highest of the distinct scores ``descending`` fake."""
-    if called == 0:
-        return math.inf
-    if called == descending.size:
-        return float(descending[-1])
-    upper, lower = float(descending[called - 1]), float(descending[called])
+        called = np.flatnonzero(allowed)[-1]
+    else:
+        # Costs of error rates, times the number of pairs: exact as long as the costs are whole numbers.
+        misses = (curve.num_fake[0] - hits) * curve.num_real[0]
+        called = np.argmin(
+            point.miss_cost * misses + point.false_alarm_cost * alarms * curve.num_fake[0]
+        )  # the strictest
+    # thresholds[k] calls exactly the k highest distinct scores fake. The middle of neighbouring floats may round down.
+    upper, lower = curve.thresholds[:-1], curve.thresholds[1:]
     middle = upper / 2 + lower / 2
-    return middle if lower < middle <= upper else upper  # between neighbouring floats it may round to the lower one
+    between = np.where((lower < middle) & (middle <= upper), middle, upper)
+    return float([math.inf, *between, curve.thresholds[-1]][called])
 
 
 # A threshold is chosen on one half of the groups and applied to the other half.

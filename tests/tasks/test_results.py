@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis.figures.results import metric_table
-from fvc_lib.analysis.read.headline import by_case, judge, overall_scores, within_pixels
+from fvc_lib.analysis.read.headline import judge, overall_scores, scope_cautions
 from fvc_lib.metrics.classification import balanced_accuracy, brier_score, f1, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import group_interval
@@ -148,10 +148,10 @@ def test_fakes_that_pixels_cannot_show_are_scored_apart(tables: Any, folds: pl.D
     assert apart["num_videos"] == folds.height - unseen.sum()
     assert apart["value"] > 0.99
     assert row(found, "model", "all", "roc_auc")["value"] < 0.8
-    (sentence,) = within_pixels(found)
+    (sentence,) = scope_cautions(found)
     assert f"{apart['value']:.3f}" in sentence
     assert "metadata only" in sentence
-    assert within_pixels(found.filter(pl.col("scope") != "within_pixels")) == ()
+    assert scope_cautions(found.filter(pl.col("scope") != "within_pixels")) == ()
 
 
 @pytest.mark.parametrize("how", ["mean", "max"])
@@ -177,7 +177,7 @@ def test_every_metric_stands_there_by_case_too_and_is_that_of_its_combined_logit
         assert row(of_cases, "model", "by_case", metric)["value"] == pytest.approx(value, abs=1e-12), metric
     assert set(of_cases["num_videos"]) == {combined.height}
     assert set(of_cases["source"]) == {"model", *ALL_CONTROLS}, "no number without its controls"
-    assert f"{auc:.3f}" in by_case(found)[0]
+    assert f"{auc:.3f}" in scope_cautions(found)[-1]
     assert "by_case" in metric_table(found).columns
     assert found.filter(pl.col("scope") != "by_case").equals(results), "the other numbers stay"
 

@@ -239,12 +239,9 @@ def comparable_runs(
     judged, refusals = judged_runs([reference, *runs] if reference else runs, finished=True)
     if reference and (not judged or judged[0].run.root.resolve() != reference.root.resolve()):
         raise DataError(f"the reference cannot be compared. {refusals[0][1]}")
-    newest: dict[tuple[str, int], JudgedRun] = {}
-    for run in judged:
-        key = run.detector, run.config.seed
-        if key not in newest or run.run.run_id > newest[key].run.run_id:
-            newest[key] = run
-    chosen, of_other_data = with_data_of_first(list(newest.values()))
+    training = {run.name: (run.detector, run.config.seed) for run in judged}
+    newest = {training[run.name]: run for run in sorted(judged, key=lambda run: run.run.run_id)}
+    chosen, of_other_data = with_data_of_first([newest[key] for key in dict.fromkeys(training.values())])
     doubles = [run.name for run in judged if run not in newest.values()]
     refusals += [*of_other_data, *((name, f"{name}: a newer run has its parameters and seed.") for name in doubles)]
     return chosen, refusals
@@ -550,9 +547,8 @@ def against_members(
     ranked = [members.runs[place] for place in np.argsort(-values, kind="stable")]
     pairs = [(run.name, ENSEMBLE) for run in ranked]
     named = {run.name: [run] for run in (JudgedRun(ENSEMBLE, folder, _predictions(folder)), *ranked)}
-    limits = {}
-    if headline.verdict.standing != "above control":
-        limits[ENSEMBLE] = f"That claims nothing of fakes: {headline.verdict.sentence}"
+    is_above = headline.verdict.standing == "above control"
+    limits = {} if is_above else {ENSEMBLE: f"That claims nothing of fakes: {headline.verdict.sentence}"}
     return compare_named(named, pairs, MAIN_METRIC, limits, replicates=replicates, seed=seed, confidence=confidence)
 
 

@@ -139,19 +139,22 @@ def compare_detectors(
         DataError: there are fewer than two detectors. One detector is enough if it has several runs, and no run was
             left out.
     """
-    by_detector: dict[str, list[JudgedRun]] = {run.detector: [] for run in runs}
-    for run in sorted(runs, key=lambda run: run.config.seed):
-        by_detector[run.detector].append(run)
+    names = dict.fromkeys(run.detector for run in runs)
+    in_order = sorted(runs, key=lambda run: run.config.seed)
+    by_detector = {name: [run for run in in_order if run.detector == name] for name in names}
     if len(by_detector) < 2 and (left_out or len(runs) < 2):  # one detector trained several times shows its spread
         reasons = " ".join(reason for _, reason in left_out)
         raise DataError(f"{count_text(len(by_detector), 'detector')} can be compared, wanted two or more. {reasons}")
     named = dict(zip(names_of([several[0] for several in by_detector.values()]), by_detector.values(), strict=True))
-    above, limits = {}, {}
-    for name, several in named.items():
-        above[name] = sum(run.headline.verdict.standing == "above control" for run in several)
-        if above[name] < len(several):
-            runs_of = count_text(len(several), "run")
-            limits[name] = f"But only {above[name]} of {runs_of} of {name} lie above every control."
+    above = {
+        name: sum(run.headline.verdict.standing == "above control" for run in several)
+        for name, several in named.items()
+    }
+    limits = {
+        name: f"But only {above[name]} of {count_text(len(several), 'run')} of {name} lie above every control."
+        for name, several in named.items()
+        if above[name] < len(several)
+    }
 
     def compared(pairs: Sequence[tuple[str, str]], metric: str) -> Comparison:
         return compare_named(named, pairs, metric, limits, replicates=replicates, seed=0, confidence=confidence)
@@ -171,11 +174,10 @@ def compare_detectors(
         )
         for name, several in named.items()
     ]
-    cautioned: dict[str, list[str]] = {}
-    for run in runs:
-        for caution in run_cautions(run.run):
-            cautioned.setdefault(caution, []).append(run.name)
-    cautions = tuple(f"{', '.join(names)}: {caution}" for caution, names in cautioned.items())
+    cautioned = [(caution, run.name) for run in runs for caution in run_cautions(run.run)]
+    cautions = tuple(
+        f"{', '.join(name for one, name in cautioned if one == caution)}: {caution}" for caution in dict(cautioned)
+    )
     return DetectorComparison(tuple(detectors), from_reference.pairs, tuple(left_out), cautions, confidence)
 
 
@@ -368,8 +370,7 @@ def write_tables(comparison: DetectorComparison, folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     numbers, runs = csv_for_people(number_table(comparison)), csv_for_people(run_table(runs_of(comparison)))
-    files = [folder / name for name in TABLE_FILES]
-    sentences = "\n".join([*answer(comparison), ""])
-    for file, text in zip(files, (numbers, runs, bibliography(comparison), sentences), strict=True):
-        write_text(file, text)
-    return files
+    texts = (numbers, runs, bibliography(comparison), "\n".join([*answer(comparison), ""]))
+    for name, text in zip(TABLE_FILES, texts, strict=True):
+        write_text(folder / name, text)
+    return [folder / name for name in TABLE_FILES]

@@ -300,9 +300,7 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
         table, answer = run.results, results([run])
         measured = _scores_over_folds(run, answer.frame)
         cautions = (
-            *across_sources(answer.frame),
-            *within_pixels(answer.frame),
-            *by_case(answer.frame),
+            *scope_cautions(answer.frame),
             *protocol_cautions(parameters, answer.frame, HEADLINE_METRIC),
         )
     if not measured.scores:
@@ -312,12 +310,11 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
 
 def _scores_over_folds(run: RunPaths, frame: pl.DataFrame) -> MeasuredScores:
     parameters, scores = run_parameters(run), overall_scores(frame)
-    strict = dict(FORGERIES.strict_controls)
-    if REAL_SOURCE_CONTROL in [score.source for score in scores]:  # else there were no two sources
-        # A fork reuses the checkpoints of a run without this control; otherwise the folds train again.
-        is_fork = parameters.get("real_source_control") is False
-        ways = "--force 04 --resume RUN", "--resume RUN --fork -p real_source_control true"
-        strict[REAL_SOURCE_CONTROL] = f"run_notebooks.py {ways[is_fork]}"
+    # A fork reuses the checkpoints of a run without the control of two sources; otherwise the folds train again.
+    is_fork = parameters.get("real_source_control") is False
+    way = "--resume RUN --fork -p real_source_control true" if is_fork else "--force 04 --resume RUN"
+    of_sources = [score.source for score in scores if score.source == REAL_SOURCE_CONTROL]  # none without two sources
+    strict = {**FORGERIES.strict_controls, **dict.fromkeys(of_sources, f"run_notebooks.py {way}")}
     measure = replace(FORGERIES, leaks=official_leaks(parameters, leakage_audit_of(run).frame), strict_controls=strict)
     model = frame.filter(scope="all", source="model").select("num_videos", "num_groups").head(1).rows()
     num_videos, num_groups = model[0] if model else (None, None)
@@ -351,19 +348,18 @@ def training_cautions(run: RunPaths) -> list[str]:
 
     Such are tables that are newer than the results, networks of a notebook's cell, and folds trained by different code.
     """
-    found = []
     read = (read_document(run.stage_checkpoint(KFOLD_RESULTS)).get("fingerprint") or {}).get("inputs", {})
     newer = [name for name, was in read.items() if (file := run.root / name).is_file() and content_hash(file) != was]
-    if newer:
-        again = command_text("--resume", path_to_text(run.root))
-        found.append(f"Written again since these results: {', '.join(newer)}. Go on: {again}")
+    again = command_text("--resume", path_to_text(run.root))
     trained = {read_document(path).get("network", [""])[0] for path in run.root.glob("checkpoints/fold_*/loop.json")}
     own = [name.removeprefix("__main__.") for name in sorted(trained) if name.startswith("__main__.")]
-    if own:
-        found.append(f"Trained was {', '.join(own)} of a notebook's cell, not the model that the parameters name.")
-    if mixed := mixed_code(sorted(run.root.glob("checkpoints/fold_*"))):
-        found.append(f"The folds were trained by different code: {mixed}.")
-    return found
+    mixed = mixed_code(sorted(run.root.glob("checkpoints/fold_*")))
+    cautions = {
+        f"Written again since these results: {', '.join(newer)}. Go on: {again}": newer,
+        f"Trained was {', '.join(own)} of a notebook's cell, not the model that the parameters name.": own,
+        f"The folds were trained by different code: {mixed}.": mixed,
+    }
+    return [sentence for sentence, holds in cautions.items() if holds]
 
 
 def parameter_cautions(parameters: Mapping[str, object]) -> list[str]:
@@ -372,18 +368,17 @@ def parameter_cautions(parameters: Mapping[str, object]) -> list[str]:
     Such parameters are a synthetic corpus, shuffled labels, re-encoding and rescaling.
     """
     synthetic = "The corpus is synthetic: its numbers show that the pipeline works, not how well"
-    if parameters.get("more_corpora"):
+    given = parameters.get
+    if given("more_corpora"):
         synthetic = "Part of the videos is the synthetic sample corpus, which shows nothing of how well"
-    cautions = []
-    if parameters.get("corpus") == "":
-        cautions.append(f"{synthetic} {TASKS[run_task(parameters)].synthetic}.")
-    if parameters.get("shuffle_labels") is True:
-        cautions.append("Labels were shuffled by group on purpose: anything but chance would be a leak.")
-    if parameters.get("canonical") is True:
-        cautions.append("Every video was re-encoded by one recipe before it was decoded or measured.")
-    if rows := parameters.get("rescale"):
-        cautions.append(f"Every video was brought to {rows} rows and {RESCALE_RATE} frames a second before decoding.")
-    return cautions
+    rows = given("rescale")
+    cautions = {
+        f"{synthetic} {TASKS[run_task(parameters)].synthetic}.": given("corpus") == "",
+        "Labels were shuffled by group on purpose: anything but chance would be a leak.": given("shuffle_labels"),
+        "Every video was re-encoded by one recipe before it was decoded or measured.": given("canonical"),
+        f"Every video was brought to {rows} rows and {RESCALE_RATE} frames a second before decoding.": rows,
+    }
+    return [sentence for sentence, holds in cautions.items() if holds]
 
 
 def trial_caution(parameters: Mapping[str, object]) -> str:
@@ -403,11 +398,11 @@ def interval_cautions(value: float | None, low: float | None, high: float | None
         low: lower end of its interval. None: there is no interval.
         high: upper end of its interval. None: there is no interval.
     """
-    if low is not None and low == high:
-        return ("An interval without width is no certainty: no draw of these groups changes the number, others may.",)
-    if value is not None and value in (low, high):
-        return ("No mistake was seen, so the interval is a one-sided bound: it follows from the number of groups.",)
-    return ()
+    text = "An interval without width is no certainty: no draw of these groups changes the number, others may."
+    if low != high:
+        text = "No mistake was seen, so the interval is a one-sided bound: it follows from the number of groups."
+    is_odd = low is not None and (low == high or value in (low, high))
+    return (text,) if is_odd else ()
 
 
 def untested_classes(run: RunPaths) -> list[str]:
@@ -465,42 +460,28 @@ def protocol_cautions(parameters: Mapping[str, object], results: pl.DataFrame, m
     return (f"Protocol {protocol_text(parameters)}: {PROTOCOLS[name].meaning}.{mean}",)
 
 
-def across_sources(results: pl.DataFrame) -> tuple[str, ...]:
-    """Return one sentence that compares scores across sources with scores within the corpus.
-
-    A score is across sources if no network was trained on videos of the source that it was tested on. It is the score
-    to expect on videos of new sources. The sentence has the scores of the model and of the control that sees metadata
-    alone. Without scores across sources the tuple is empty. ``results`` holds rows of RESULTS.
-    """
-    within, across = (_with_metadata(results, scope) for scope in ("all", ACROSS_SOURCES))
-    if not across:
-        return ()
-    sentence = (
-        f"Across sources, tested by models that saw none of the video's source: {across}. This is the score to expect "
-        f"on videos of new sources. Within the corpus: {within}. This holds for further videos of the same sources."
-    )
-    return (sentence,)
+# Sentences on the scores of a scope, by its name. A score is across sources if no network was trained on videos of the
+# source that it was tested on. A case is several videos of one event.
+_OF_SCOPES = {
+    ACROSS_SOURCES: "Across sources, tested by models that saw none of the video's source: {scores}. This is the score "
+    "to expect on videos of new sources. Within the corpus: {within}. This holds for further videos of the same "
+    "sources.",
+    WITHIN_PIXELS: "Without the fakes that pixels cannot show (staged, out of context, miscaptioned): {scores}.",
+    BY_CASE: "By case, with one score for all videos of an event: {scores} ({number:,} cases).",
+}
 
 
-def within_pixels(results: pl.DataFrame) -> tuple[str, ...]:
-    """Return one sentence on the scores on the videos whose pixels can show whether they are fake.
-
-    The other videos are left out: fakes that are real footage, staged or out of context. If the corpus has no such
-    fakes, the tuple is empty. ``results`` holds rows of RESULTS.
-    """
-    texts = _with_metadata(results, WITHIN_PIXELS)
-    if not texts:
-        return ()
-    return (f"Without the fakes that pixels cannot show (staged, out of context, miscaptioned): {texts}.",)
-
-
-def by_case(results: pl.DataFrame) -> tuple[str, ...]:
-    """Return one sentence on the scores of cases, several videos of one event; empty if the corpus states none.
+def scope_cautions(results: pl.DataFrame) -> tuple[str, ...]:
+    """Return one sentence for each scope in ``_OF_SCOPES`` that has scores: of the model and of metadata alone.
 
     ``results`` holds rows of RESULTS.
     """
-    texts, cases = _with_metadata(results, BY_CASE), results.filter(scope=BY_CASE)["num_videos"]
-    return (f"By case, with one score for all videos of an event: {texts} ({cases[0]:,} cases).",) if texts else ()
+    sentences = []
+    for scope, sentence in _OF_SCOPES.items():
+        if scores := _with_metadata(results, scope):
+            number, within = results.filter(scope=scope)["num_videos"][0], _with_metadata(results, "all")
+            sentences.append(sentence.format(scores=scores, within=within, number=number))
+    return tuple(sentences)
 
 
 def _with_metadata(results: pl.DataFrame, scope: str) -> str:
@@ -583,25 +564,41 @@ def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure =
     unsure = [control for control in honest if _is_uncertain_floor(control)]
     controls = [control for control in honest if control not in unsure]
     best = max(controls, key=lambda score: (score.value or 0.0, score.high or 0.0), default=None)
-    if leaks:
-        return Verdict("not above control", f"The leakage audit did not pass, so no number counts: {leaks[0]}", best)
-    shuffled = known.get("shuffled_labels")
-    if shuffled is not None and shuffled.low is not None and shuffled.low > CHANCE_AUC:
-        sentence = f"Something leaks, or chance lifts 2 to 5 in 100 runs so far: {shuffled.text}, is above chance."
-        return Verdict("not above control", sentence, shuffled)
+    # Reasons why the model does not count as above its controls, the weightiest first.
+    reasons = [
+        Verdict("not above control", f"The leakage audit did not pass, so no number counts: {leak}", best)
+        for leak in leaks
+    ]
+    reasons += [
+        Verdict(
+            "not above control",
+            f"Something leaks, or chance lifts 2 to 5 in 100 runs so far: {shuffled.text}, is above chance.",
+            shuffled,
+        )
+        for source, shuffled in known.items()
+        if source == "shuffled_labels" and (shuffled.low or 0.0) > CHANCE_AUC
+    ]
     in_reach = [
         control for control in controls if not is_above_control(model.value, model.low, control.value, control.high)
     ]
-    if in_reach:
-        # A control with a lower value may have the wider interval.
-        nearest = max(in_reach, key=lambda score: (score == best, score.high or score.value))
-        sentence = f"The model is not above its control ({nearest.text}). {missing}"
-        return Verdict("not above control", sentence.strip(), nearest)
+    # A control with a lower value may have the wider interval.
+    in_reach.sort(key=lambda score: (score == best, score.high or score.value), reverse=True)
+    reasons += [
+        Verdict("not above control", f"The model is not above its control ({control.text}). {missing}".strip(), control)
+        for control in in_reach
+    ]
     lowest = model.value if model.low is None else model.low
-    for floor in unsure:
-        if (floor.value or 0.0) > (lowest or 0.0):
-            sentence = f"Not shown to be above its controls: {floor.text}, is too uncertain for that. {missing}"
-            return Verdict("not shown", sentence.strip(), floor)
+    reasons += [
+        Verdict(
+            "not shown",
+            f"Not shown to be above its controls: {floor.text}, is too uncertain for that. {missing}".strip(),
+            floor,
+        )
+        for floor in unsure
+        if (floor.value or 0.0) > (lowest or 0.0)
+    ]
+    if reasons:
+        return reasons[0]
     if best is None or missing:
         return Verdict("not shown", f"Not shown to be above its controls. {missing or 'There is none.'}", best)
     named = f"{source_name(best.source).lower()}, {number_text(best.value)}"
@@ -638,9 +635,8 @@ def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
         return Verdict("no result", f"The last attempt has no result. The numbers here are {measured.earlier}.")
     sentence, leaks = verdict.sentence, measured.measure.leaks
     if verdict.standing == "above control":
-        if leaks:
-            strict = command_text("--resume", path_to_text(run.root), "--fork", "-p", "protocol", "official_strict")
-            leaks = f"Not shown to be above its controls. {leaks} Without what leaks: {strict}"
+        strict = command_text("--resume", path_to_text(run.root), "--fork", "-p", "protocol", "official_strict")
+        leaks = leaks and f"Not shown to be above its controls. {leaks} Without what leaks: {strict}"
         if denied := trial_caution(run_parameters(run)) or leaks:
             return replace(verdict, standing="not shown", sentence=denied)
     sentence = sentence.replace("run_notebooks.py", command_text())
@@ -732,12 +728,13 @@ def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[s
         margin: score of the model minus that of the detector trained to tell the sources apart, with an interval from
             half-samples (random halves of the groups). None: not recorded.
     """
-    sentences = []
-    for source, who in ((REAL_SOURCE_CONTROL, "The detector, trained on that,"), (REAL_SOURCE_FLOOR, "The model")):
-        for floor in scores:
-            if floor.source == source and floor.value is not None:
-                shown = "is not shown to recognise" if _is_uncertain_floor(floor) else "recognises"
-                sentences.append(f"{who} {shown} where a real comes from: {floor.text}.")
+    shown = {True: "is not shown to recognise", False: "recognises"}
+    sentences = [
+        f"{who} {shown[_is_uncertain_floor(floor)]} where a real comes from: {floor.text}."
+        for source, who in ((REAL_SOURCE_CONTROL, "The detector, trained on that,"), (REAL_SOURCE_FLOOR, "The model"))
+        for floor in scores
+        if floor.source == source and floor.value is not None
+    ]
     if margin:
         number = interval_text(margin.value, margin.low, margin.high)
         sentences.append(f"The model's margin over the detector trained on that is {number}.")
