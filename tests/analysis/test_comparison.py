@@ -200,7 +200,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_detector_with_a_mean_and_a
     assert pair.difference.value == pytest.approx(means[1] - means[0])
     assert pair.is_shown
     assert [detector.marks["roc_auc"] for detector in found.detectors] == ["", BEST]
-    assert BEST in detector_comparison.metric_table(found)["roc_auc"][1]
+    assert BEST in detector_comparison.detector_table(found)["roc_auc"][1]
 
 
 @pytest.mark.slow

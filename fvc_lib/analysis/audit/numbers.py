@@ -307,10 +307,9 @@ def audit_scores(
         intervals = zip(compared, intervals_of(drawn, how.confidence), strict=True)
         rows["common"] = [(name, *interval.row()[:3]) for name, interval in intervals]
         rows["differences"] = list(_differences(list(compared), drawn, how))
-        rows["controls"] = list(_controls(controls, compared, common))
-    for name in columns:
-        if not (is_compared and name in compared):
-            rows["controls"] += _controls(controls, {name: columns[name]}, answered[name])
+    for name, column in columns.items():
+        part = common if is_compared and name in compared else answered[name]
+        rows["controls"] += [(name, *row) for row in _controls(controls, column, part)]
     frames = {name: _frame(rows[name], columns) for name, columns in _COLUMNS.items()}
     main = frames["numbers"].filter(metric=MAIN_METRIC).update(frames["common"], on="detector")
     main = main.with_columns(is_apart=~pl.col("detector").is_in(list(compared)))
@@ -354,19 +353,24 @@ def _of_detector(videos: pl.DataFrame, column: FloatArray, rows: _Rows) -> dict[
     if not rows.has_both_labels:
         return {"shuffled": shuffled, "numbers": [(MAIN_METRIC, None, None, None, scores.size, 0)]}
     limits = _limits(scores, rows)
-    measures = _measures(scores, limits, how)
-    ends = dict(zip(measures, rows.ends(list(measures.values())), strict=True))
+    called = {point: decide(scores, limit).astype(np.float64) for point, (limit, _) in limits.items()}
+    decisions = called.get(how.decides_at)
+    inputs = dict.fromkeys(RANKING_METRICS, scores)
+    if decisions is not None:
+        inputs |= dict.fromkeys(DECISION_METRICS, decisions)
+    if scores.min() >= 0 and scores.max() <= 1:
+        inputs |= dict.fromkeys(PROBABILITY_METRICS, scores)
+    ends = rows.ends([(METRICS[metric], values) for metric, values in inputs.items()])
     thresholds: list[Row] = []
     for point, (limit, is_resolved) in limits.items():
-        rates = ends.pop((point, "fpr"))[:3] + ends.pop((point, "tpr"))[:3]
-        thresholds.append((point, *rates, limit.min(), limit.max(), is_resolved))
+        fpr, tpr = rows.ends([(share_of_reals_called, called[point]), (share_of_fakes_called, called[point])])
+        thresholds.append((point, *fpr[:3], *tpr[:3], limit.min(), limit.max(), is_resolved))
     known = videos[rows.places]
-    decided = limits.get(how.decides_at)
     return {
         "shuffled": shuffled,
-        "numbers": [(metric, *numbers) for (metric,), numbers in ends.items()],
+        "numbers": [(metric, *numbers) for metric, numbers in zip(inputs, ends, strict=True)],
         "thresholds": thresholds,
-        "slices": list(_slices(known, scores, decide(scores, decided[0]) if decided else None, rows)),
+        "slices": list(_slices(known, scores, decisions, rows)),
         "floors": list(_floors(known["real_source"].to_numpy(), scores, rows)),
     }
 
@@ -396,33 +400,7 @@ def _limits(scores: FloatArray, rows: _Rows) -> dict[str, tuple[FloatArray, bool
     return limits
 
 
-def _measures(
-    scores: FloatArray, limits: Mapping[str, tuple[FloatArray, bool]], how: Settings
-) -> dict[tuple[str, ...], tuple[Metric, FloatArray]]:
-    """Return what to measure for one detector: a dict from a key to a pair of a metric function and its input (n,).
-
-    Keys are ``(metric,)``, such as ``("roc_auc",)``, and ``(operating point, "fpr")`` and ``(operating point, "tpr")``,
-    such as ``("fpr=0.01", "tpr")``. Metrics of probabilities are left out if a score is outside [0, 1].
-
-    Args:
-        scores: float64 (n,), the scores of one detector.
-        limits: the outcome of ``_limits``.
-        how: the settings of the audit.
-    """
-    measures: dict[tuple[str, ...], tuple[Metric, FloatArray]] = {}
-    inputs = dict.fromkeys(RANKING_METRICS, scores)
-    for point, (limit, _) in limits.items():
-        called = decide(scores, limit).astype(np.float64)
-        measures[point, "fpr"] = share_of_reals_called, called
-        measures[point, "tpr"] = share_of_fakes_called, called
-        if point == how.decides_at:
-            inputs |= dict.fromkeys(DECISION_METRICS, called)
-    if scores.min() >= 0 and scores.max() <= 1:
-        inputs |= dict.fromkeys(PROBABILITY_METRICS, scores)
-    return measures | {(metric,): (METRICS[metric], values) for metric, values in inputs.items()}
-
-
-def _slices(videos: pl.DataFrame, scores: FloatArray, called: IntArray | None, rows: _Rows) -> Iterator[Row]:
+def _slices(videos: pl.DataFrame, scores: FloatArray, called: FloatArray | None, rows: _Rows) -> Iterator[Row]:
     """Yield rows of ``Audit.slices`` for one detector, without the detector's name.
 
     A slice holds the videos with one generator, one source of reals or one corpus. The fakes of a generator are
@@ -432,7 +410,7 @@ def _slices(videos: pl.DataFrame, scores: FloatArray, called: IntArray | None, r
     Args:
         videos: the n videos that the detector answered.
         scores: float64 (n,).
-        called: int (n,), 1 for a video that is called fake. None: there is no threshold.
+        called: float64 (n,), 1 for a video that is called fake, else 0. None: there is no threshold.
         rows: labels and groups of the n videos.
     """
     for by, label in (("generator", 1), ("real_source", 0), ("corpus", None)):
@@ -495,24 +473,21 @@ def _differences(names: Sequence[str], drawn: ReplicateValues, how: Settings) ->
         yield names[first], names[second], gap.value, gap.low, gap.high, gap.p_value, p, is_shown
 
 
-def _controls(controls: Mapping[str, pl.DataFrame], columns: Mapping[str, FloatArray], rows: _Rows) -> Iterator[Row]:
-    """Yield rows of ``Audit.controls``, one for each pair of a detector and a control (a simple predictor).
+def _controls(controls: Mapping[str, pl.DataFrame], column: FloatArray, rows: _Rows) -> Iterator[Row]:
+    """Yield rows of ``Audit.controls`` for one detector, without its name: one for each control (a simple predictor).
 
     Both are measured on the videos of ``rows`` for which the control has a score.
 
     Args:
         controls: as in ``audit_scores``.
-        columns: maps the name of a detector to its scores (N,).
-        rows: the videos on which detectors are compared.
+        column: scores (N,) of the detector.
+        rows: the videos on which the detector is compared.
     """
     for source, frame in controls.items():
         part = rows.part(frame["score"].is_not_null().to_numpy()[rows.places])
-        if not part.has_both_labels:
-            continue
-        known = frame[part.places]
-        measures = [(within_folds(roc_auc, known["fold"].to_numpy()), known["score"].to_numpy())]
-        measures += [(roc_auc, column[part.places]) for column in columns.values()]
-        control, *ends = part.ends(measures)
-        for name, (value, low, high, *_) in zip(columns, ends, strict=True):
+        if part.has_both_labels:
+            known = frame[part.places]
+            within = within_folds(roc_auc, known["fold"].to_numpy()), known["score"].to_numpy()
+            control, (value, low, high, *_) = part.ends([within, (roc_auc, column[part.places])])
             is_above = is_above_control(value, low, control[0], control[2])
-            yield name, source, *control[:3], part.labels.size, value, low, high, is_above
+            yield source, *control[:3], part.labels.size, value, low, high, is_above

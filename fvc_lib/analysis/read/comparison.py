@@ -195,14 +195,14 @@ def with_data_of_first(runs: Sequence[JudgedRun]) -> tuple[list[JudgedRun], list
         videos = differing["video_id"].unique().sort()
         if videos.is_empty():
             alike.append(run)
-            continue
-        fork = command_text("--resume", path_to_text(runs[0].run.root), "--fork", "-p", "NAME", "VALUE")
-        reason = (
-            f"{run.name} and {runs[0].name} were not judged on the same videos, labels, groups and folds: "
-            f"{count_text(videos.len(), 'video')} differ (for example {clean_text(videos[0])!r}). "
-            f"A fork keeps videos and folds: {clean_text(fork)}"
-        )
-        refusals.append((run.name, reason))
+        else:
+            fork = command_text("--resume", path_to_text(runs[0].run.root), "--fork", "-p", "NAME", "VALUE")
+            reason = (
+                f"{run.name} and {runs[0].name} were not judged on the same videos, labels, groups and folds: "
+                f"{count_text(videos.len(), 'video')} differ (for example {clean_text(videos[0])!r}). "
+                f"A fork keeps videos and folds: {clean_text(fork)}"
+            )
+            refusals.append((run.name, reason))
     return alike, refusals
 
 

@@ -21,18 +21,14 @@ from fvc_lib.analysis.read.comparison import (
     PairComparison,
     Refusal,
     compare_named,
-    difference_text,
     names_of,
-    p_text,
 )
 from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, run_cautions
 from fvc_lib.analysis.read.queries import memory_peaks, training_summary
 from fvc_lib.analysis.read.runs import read_tables, trial_text
 from fvc_lib.analysis.wording import (
-    bytes_text,
     clean_text,
     count_text,
-    duration_text,
     interval_text,
     number_text,
 )
@@ -209,58 +205,34 @@ def _mark(compared: Comparison, name: str) -> str:
 ANSWER = "answer.txt"  # sentences for the terminal
 TABLE_FILES = ("detectors.csv", "runs.csv", "references.bib", ANSWER)
 HEADINGS = {
-    "auc": "ROC AUC, mean over seeds", "over_seeds": "ROC AUC of its runs",
-    "difference": "Difference from the reference", "holm_p": "Holm p", "above_controls": "Above every control",
-    "num_trained": "of them trained", "milliseconds_per_clip": "ms per clip",
-    "fitted_on": "Fitted on videos", "in_groups": "of groups",
+    "over_seeds": "ROC AUC of its runs", "above_controls": "Above every control", "num_trained": "of them trained",
+    "milliseconds_per_clip": "ms per clip", "fitted_on": "Fitted on videos", "in_groups": "of groups",
 }  # fmt: skip
 
 
 def detector_table(comparison: DetectorComparison) -> pl.DataFrame:
-    """Return the main table for readers, one row per detector. Most values are text with units.
+    """Return the table for readers, one row per detector.
 
-    It holds the ROC AUC with its interval, the difference from the reference, the number of runs above all controls,
-    and the costs. Behind the highest value stands a mark: ``BEST`` if its lead over every other detector is shown, else
-    ``HIGHEST``. ``number_table`` has the numbers.
+    It holds each metric as text, with its interval and the mark of the best value (``MARKS``). Then follow the ROC AUC
+    of the single runs, the number of runs above all controls, and the costs (``COSTS``).
     """
-    by_name, rows = {pair.second: pair for pair in comparison.differences}, []
+    rows = []
     for detector in comparison.detectors:
-        pair, cost = by_name.get(detector.name), detector.cost
         counted = count_text(len(detector.runs), "run")
         lowest, highest = map(number_text, detector.spread[MAIN_METRIC])
-        gap = pair.difference if pair else None
-        rows.append(
-            {
-                "detector": detector.name,
-                "auc": _marked(detector, MAIN_METRIC),
-                "over_seeds": f"{lowest} to {highest} ({counted})",
-                "difference": difference_text(gap.value, gap.low, gap.high) if gap else "reference",
-                "holm_p": p_text(pair.holm_p_value) if pair else "",
-                "above_controls": f"{detector.num_above_controls} of {counted}",
-                "num_parameters": cost.get("num_parameters"),
-                "num_trained": cost.get("num_trained"),
-                "milliseconds_per_clip": number_text(cost.get("milliseconds_per_clip"), 1),
-                "peak_memory": bytes_text(cost.get("peak_rss_bytes")),
-                "training": duration_text(cost.get("training_seconds")),
-            }
-        )
+        row = {
+            "detector": detector.name,
+            **{metric: _marked(detector, metric) for metric in detector.intervals},
+            "over_seeds": f"{lowest} to {highest} ({counted})",
+            "above_controls": f"{detector.num_above_controls} of {counted}",
+        }
+        rows.append(row | {name: detector.cost.get(name) for name in COSTS})
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
 def _marked(detector: Detector, metric: str) -> str:
     interval = detector.intervals[metric]
     return f"{interval_text(interval.value, interval.low, interval.high)} {detector.marks[metric]}".strip()
-
-
-def metric_table(comparison: DetectorComparison) -> pl.DataFrame:
-    """Return a table of metrics, one row per detector and one column per metric.
-
-    Values are text: the mean over the runs, its interval over groups, and the mark of the best value (``MARKS``).
-    """
-    return pl.DataFrame(
-        {"detector": detector.name, **{metric: _marked(detector, metric) for metric in detector.intervals}}
-        for detector in comparison.detectors
-    )
 
 
 def run_table(runs: Sequence[tuple[JudgedRun, str]]) -> pl.DataFrame:
