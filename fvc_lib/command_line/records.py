@@ -28,7 +28,6 @@ from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.home import NOTEBOOKS
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.records.digests import listed, write_document
-from fvc_lib.services.records.ensembles import Method
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, ENSEMBLE_RECORD, find_run, is_pattern
 from fvc_lib.services.tables import ROBUSTNESS_RESULTS, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, ENSEMBLE, ROBUSTNESS, SCORE_AUDIT
@@ -256,8 +255,6 @@ def audit(
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN...")
 @click.option("--to", type=click.Path(path_type=Path), help="Folder for all of it; else next to the first run.")
-@click.option("--method", type=click.Choice(("mean", "stacking")), default="mean", show_default=True,
-              help="The mean of calibrated scores, or their log odds weighted by a regression.")  # fmt: skip
 @QUIET
 @RUNS_DIR
 @click.pass_context
@@ -265,26 +262,23 @@ def ensemble(
     context: click.Context,
     runs: tuple[str, ...],
     to: Path | None,
-    method: Method,
     runs_dir: Path,
 ) -> None:
     """Combine finished RUNs that were tested on the same videos and folds into one detector.
 
     A RUN is 'latest', a run id, a part of a run id, or a run folder. Runs that differ only in their seed are averaged
-    first. Then the detectors are combined by the mean of their calibrated scores, or with --method stacking by weighted
-    log odds. The weights for an outer fold are fitted on the inner validation videos of that fold, on which none of the
-    fold's networks was trained.
+    first. Then the detectors are combined by the mean of their calibrated scores.
 
     \b
     fvc ensemble run_20261123_05 run_20261123_06
-    fvc ensemble runs/sweep/run_* --method stacking
+    fvc ensemble runs/sweep/run_*
     fvc predict ensemble_mean_1a2b3c4d suspicious.mp4
 
     Runs are refused if their videos, labels, groups, folds or protocols differ. So are unfinished runs, and runs whose
-    audit found a leak. Notebook 11_ensemble shows the members and their weights, the result with interval and controls
-    (models that can use only shortcuts), and the paired difference from the best member. All files are in
-    runs/EXPERIMENT/ensemble_METHOD_HASH/. The same command makes them again. No network is trained, and the members
-    are not changed.
+    audit found a leak. Notebook 11_ensemble shows the members, the result with interval and controls (models that can
+    use only shortcuts), and the paired difference from the best member. All files are in
+    runs/EXPERIMENT/ensemble_mean_HASH/. The same command makes them again. No network is trained, and the members are
+    not changed.
 
     Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the runs cannot be combined.
     """
@@ -292,13 +286,12 @@ def ensemble(
 
     found = read_members([find_run(runs_dir, name) for name in runs])
     members = [member.run for member in found.runs]
-    digest = sha256_of_json([method, [[member.run.run_id, member.config.config_hash] for member in found.runs]])
-    folder = (to or members[0].root.parent / f"ensemble_{method}_{digest[:8]}").expanduser().absolute()
-    click.echo(f"{method} of {len(members)} runs, {len(found.names)} detectors: {' + '.join(found.names)}")
+    digest = sha256_of_json(["mean", [[member.run.run_id, member.config.config_hash] for member in found.runs]])
+    folder = (to or members[0].root.parent / f"ensemble_mean_{digest[:8]}").expanduser().absolute()
+    click.echo(f"mean of {len(members)} runs, {len(found.names)} detectors: {' + '.join(found.names)}")
     first = found.runs[0].config
     parameters: dict[str, Any] = {
         "member_runs": [str(run.root) for run in members],
-        "method": method,
         "bootstrap_replicates": first.bootstrap_replicates,
         "confidence": first.confidence,
     }

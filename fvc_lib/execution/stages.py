@@ -132,7 +132,6 @@ STAGE_PARAMETERS = {
     "fold": "set by the runner: the outer fold, from 0",
     "compared_runs": "the runs to compare; empty: all of the newest run's experiment",
     "member_runs": "the runs that make one detector together",
-    "method": "mean or stacking",
     "reference_run": "the run whose detector the others are compared with; empty: the first that can be compared",
     "levels": "kinds or levels of disturbance; empty: all",
     "decode_workers": "number of videos decoded and encoded at once; 0: one per core",

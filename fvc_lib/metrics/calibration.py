@@ -5,12 +5,11 @@ The calibration error has ten bins of equal width over [0, 1]: bin k is [k / 10,
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import expit, log_expit, logsumexp, softmax
+from scipy.special import log_expit, logsumexp, softmax
 
 from fvc_lib.metrics.classification import (
     SHARE,
@@ -168,27 +167,6 @@ def _sigmoid(logits: FloatArray) -> FloatArray:
     return larger / (1 + small)
 
 
-# --- Several detectors on the same videos
-#
-# A few dozen videos show little about which detector is better, and weights that fit them closely fit noise. So the
-# logistic regression is penalised towards equal weights.
-
-
-@dataclass(frozen=True)
-class Stacking:
-    """A linear combination of the log odds that C detectors give to a video.
-
-    It is ``intercept`` plus the sum of log odds times ``weights`` (C,).
-    """
-
-    weights: FloatArray
-    intercept: float
-
-    def log_odds(self, log_odds: FloatArray) -> FloatArray:
-        """Return the combined log odds (N,) of N videos from the log odds of the detectors, (N, C)."""
-        return np.asarray(self.intercept + log_odds @ self.weights)
-
-
 def mean_log_odds(log_odds: ArrayLike) -> FloatArray:
     """Return the log odds of the mean probability of C detectors, float64 (N,).
 
@@ -205,48 +183,3 @@ def mean_log_odds(log_odds: ArrayLike) -> FloatArray:
     fake, real = (logsumexp(np.where(there, log_expit(sign * known), -np.inf), axis=1) for sign in (1, -1))
     with np.errstate(invalid="ignore"):  # -inf minus -inf where all are missing
         return np.asarray(fake - real)
-
-
-def fit_stacking(labels: ArrayLike, log_odds: ArrayLike, weights: ArrayLike) -> Stacking:
-    """Fit the combination of C detectors that predicts ``labels`` best: a logistic regression of their log odds.
-
-    The coefficient w_c of a detector is at least 0, and a penalty draws it to 1 / C. The convex loss is NLL + b² / 2 +
-    s sum_c (w_c - 1 / C)² / 2. NLL is the weighted negative log-likelihood, b the intercept, and s the mean square of
-    all log odds. With one class, or no video, the coefficients are 1 / C and the intercept is 0.
-
-    Sources: D. H. Wolpert, "Stacked generalization", Neural Networks 5 (1992); for weights of at least 0, L. Breiman,
-    "Stacked regressions", Machine Learning 24 (1996).
-
-    Args:
-        labels: int (N,) of 0 (real) and 1 (fake).
-        log_odds: float (N, C), calibrated log odds by models that were not trained on the video.
-        weights: float (N,), weights of the videos in the loss.
-
-    Raises:
-        ValueError: log odds are not finite, or lengths differ.
-    """
-    values, truth = np.asarray(log_odds, dtype=np.float64), np.asarray(labels)
-    votes = np.asarray(weights, dtype=np.float64)
-    if not np.isfinite(values).all():
-        raise ValueError("log_odds: wanted finite numbers.")
-    size = values.shape[1]
-    equal = np.full(size, 1 / size)
-    if not len(values) or truth.min() == truth.max():
-        return Stacking(equal, 0.0)
-    scale = float(np.sqrt(np.mean(values**2))) or 1.0
-    from scipy.optimize import minimize  # a third of a second to load
-
-    sign = np.where(check_labels(truth) == 1, 1.0, -1.0)
-
-    def loss(point: FloatArray) -> tuple[float, FloatArray]:
-        away, intercept = scale * (point[1:] - equal), point[0]
-        margin = sign * (intercept + values @ point[1:])
-        slope = -votes * sign * expit(-margin)
-        value = -(votes * log_expit(margin)).sum() + 0.5 * (away @ away + intercept**2)
-        return float(value), np.concatenate([[slope.sum() + intercept], slope @ values + scale * away])
-
-    solution = minimize(
-        loss, [0.0, *equal], jac=True, method="L-BFGS-B", bounds=[(None, None), *[(0.0, None)] * size],
-        options={"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-9},
-    ).x  # fmt: skip
-    return Stacking(np.asarray(solution[1:]), float(solution[0]))

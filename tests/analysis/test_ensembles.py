@@ -48,9 +48,8 @@ def made_of(runs: list[RunPaths], folder: Path) -> tuple[RunPaths, EnsembleRecor
     found, made = comparison.read_members(runs), RunPaths(folder)
     of = members(found)
     config = found.runs[0].config.model_copy(update={"bootstrap_replicates": 100, "confidence": 0.95})
-    rules = ensembles.rules_of(of, "mean")
-    predictions = ensembles.combined(of, rules, "mean")
-    _, _, record = ensembles.write_ensemble(made, of, found.names, rules, "mean", predictions, config)
+    predictions = ensembles.combined(of)
+    _, _, record = ensembles.write_ensemble(made, of, found.names, predictions, config)
     return made, record, predictions
 
 
@@ -101,7 +100,7 @@ def test_the_record_names_members_and_files_and_a_change_of_any_is_found(ensembl
     with pytest.raises(DataError, match="predictions_fold_3"):
         read_ensemble(folder.root)
     (folder.root / ENSEMBLE_RECORD).write_text(
-        (folder.root / ENSEMBLE_RECORD).read_text().replace('"mean"', '"stacking"')
+        (folder.root / ENSEMBLE_RECORD).read_text().replace('"mean"', '"median"')
     )
     with pytest.raises(DataError, match="damaged"):
         read_ensemble(folder.root)
@@ -152,7 +151,7 @@ def test_a_control_that_one_member_lacks_is_missing_and_nothing_is_claimed(ensem
     first, second, third = members(comparison.read_members(ensemble.runs))
     none = {"control_score": pl.lit(None, pl.Float64), "control_label": pl.lit(None, pl.String)}
     lacking = [first, replace(second, predictions=second.predictions.with_columns(**none)), third]
-    predictions = ensembles.combined(lacking, ensembles.rules_of(lacking, "mean"), "mean")
+    predictions = ensembles.combined(lacking)
     assert predictions["control_score"].null_count() == predictions.height
     measured = measured_scores(ensemble.folder)
     others = tuple(score for score in measured.scores if score.source != "shuffled_labels")
@@ -169,7 +168,7 @@ def test_of_several_shuffles_the_one_that_scores_highest_is_the_control(ensemble
     telling = of[2].predictions.with_columns(
         control_label=pl.Series(labels), control_score=pl.Series((labels == "fake") * 0.8 + 0.1)
     )
-    found = ensembles.combined([*of[:2], replace(of[2], predictions=telling)], ensembles.rules_of(of, "mean"), "mean")
+    found = ensembles.combined([*of[:2], replace(of[2], predictions=telling)])
     assert found["control_score"].equals(telling["control_score"])
     assert found["control_label"].equals(telling["control_label"])
 

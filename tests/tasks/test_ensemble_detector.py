@@ -1,4 +1,4 @@
-"""Ensembles of trained runs: weights from inner validation alone, leaks that are planted, and files that are judged."""
+"""Ensembles of trained runs, and the files that they judge."""
 
 import json
 import shutil
@@ -10,17 +10,14 @@ import pytest
 from scipy.special import expit
 
 from fvc_lib.command_line.models import load_detector
-from fvc_lib.corpus.folds import TrainingRows
-from fvc_lib.services.errors import DataError, FvcError, LeakageError, UsageError
+from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (
-    FOLDS,
     INDEX,
     LEAKAGE_AUDIT,
     PREDICTIONS,
-    VALIDATION_PREDICTIONS,
     frame_of,
     read_table,
     write_table,
@@ -28,7 +25,6 @@ from fvc_lib.services.tables import (
 from fvc_lib.tasks.bundle import write_bundle
 from fvc_lib.tasks.predicting import Standing, predictor_of
 from fvc_lib.tasks.video import ensembles
-from fvc_lib.tasks.video.controls import fake_labels
 from fvc_lib.tasks.video.predicting import Finding
 from tests.kits.bundle_kit import edited, sealed
 from tests.kits.scored_run import trained_run, write_video
@@ -64,39 +60,10 @@ def members_of(runs: list[RunPaths]) -> list[ensembles.Member]:
     ]
 
 
-def ensemble_in(folder: Path, runs: list[RunPaths], method: str) -> RunPaths:
+def ensemble_in(folder: Path, runs: list[RunPaths]) -> RunPaths:
     made, members = RunPaths(folder), members_of(runs)
-    rules = ensembles.rules_of(members, method)
-    predictions = ensembles.combined(members, rules, method)
-    ensembles.write_ensemble(made, members, ["one", "other"], rules, method, predictions, members[0].config)
+    ensembles.write_ensemble(made, members, ["one", "other"], ensembles.combined(members), members[0].config)
     return made
-
-
-def test_weights_of_a_fold_are_of_its_own_networks_inner_validation_and_nothing_of_the_fold_changes_them(runs, copies):
-    rules = ensembles.rules_of(members_of(runs), "stacking")
-    assert all(rule.num_videos == read_table(runs[0].validation_predictions(fold), VALIDATION_PREDICTIONS).height
-               for fold, rule in enumerate(rules))  # fmt: skip
-    table = read_table(copies[0].predictions(1), PREDICTIONS)
-    planted = np.where(fake_labels(table) == 1, 9.0, -9.0)  # the whole outer fold told right
-    columns = {"logit": planted, "score": expit(planted / table["temperature"].to_numpy())}
-    write_table(
-        table.with_columns(**{k: pl.Series(v) for k, v in columns.items()}), PREDICTIONS, copies[0].predictions(1)
-    )
-    changed = ensembles.rules_of(members_of(copies), "stacking")
-    assert [rule.weights for rule in changed] == [rule.weights for rule in rules]
-
-
-def test_predictions_that_repeat_labels_of_what_a_network_was_trained_on_or_tests_are_a_leak(copies):
-    run = copies[1]
-    split = TrainingRows(read_table(run.folds, FOLDS)).split(0, inner_validation_share=0.2, seed=0)
-    for part, words in ((split.train, "was trained on"), (split.test, "tests")):
-        told = pl.when(pl.col("label") == "fake").then(8.0).otherwise(-8.0)
-        planted = part.with_columns(fold=pl.lit(0, pl.Int64), logit=told, temperature=pl.lit(1.0))
-        write_table(
-            planted.select(list(VALIDATION_PREDICTIONS.columns)), VALIDATION_PREDICTIONS, run.validation_predictions(0)
-        )
-        with pytest.raises(LeakageError, match=words):
-            ensembles.rules_of(members_of(copies), "stacking")
 
 
 @pytest.mark.slow
@@ -108,18 +75,17 @@ def test_a_new_file_gets_each_members_score_by_fold_together_and_a_known_one_its
     index = read_table(runs[0].index, INDEX)
     known = Path(run_config(runs[0].params_yaml).corpus) / index["path"][3]
     alone = [next(load_detector(run.root).findings([new], workers=1)).logits for run in runs]
-    folder = ensemble_in(tmp_path / "ensemble_stacking", runs, "stacking")
+    folder = ensemble_in(tmp_path / "ensemble_mean", runs)
     detector = load_detector(folder.root)
-    rules, said = detector.ensemble.folds, np.array(alone).T
-    by_fold = [expit(rule.intercept + said[fold] @ rule.weights) for fold, rule in enumerate(rules)]
+    by_fold = expit(np.array(alone)).mean(0)
     of_new, of_known, nothing = detector.predict([new, known, tmp_path / "none.mp4"], workers=1)
     assert of_new.score == pytest.approx(np.mean(by_fold), abs=1e-6)
-    assert (of_new.values["low"], of_new.values["high"]) == pytest.approx((min(by_fold), max(by_fold)), abs=1e-6)
+    assert (of_new.values["low"], of_new.values["high"]) == pytest.approx((by_fold.min(), by_fold.max()), abs=1e-6)
     stored = pl.concat([read_table(folder.predictions(fold), PREDICTIONS) for fold in (0, 1)])
     assert of_known.score == pytest.approx(stored.filter(video_id=index["video_id"][3])["score"][0], abs=1e-12)
     assert of_known.part == "test"
     assert nothing.failure
-    assert detector.model_id.startswith("ensemble_stacking@")
+    assert detector.model_id.startswith("ensemble_mean@")
 
     def unscored(probed, _failure):
         return Finding(probed.path, failure="torn")
@@ -130,7 +96,7 @@ def test_a_new_file_gets_each_members_score_by_fold_together_and_a_known_one_its
 
 @pytest.mark.slow
 def test_a_bundle_judges_as_its_ensemble_and_nothing_damaged_or_foreign_is_loaded(runs, tmp_path):
-    folder = ensemble_in(tmp_path / "ensemble_stacking", runs, "stacking")
+    folder = ensemble_in(tmp_path / "ensemble_mean", runs)
     bundle = tmp_path / "bundle"
     write_bundle(predictor_of(folder, STANDING), bundle, "the card")
     home = str(runs[1].root.parents[2]).encode()
@@ -157,7 +123,7 @@ def test_a_bundle_judges_as_its_ensemble_and_nothing_damaged_or_foreign_is_loade
 
 @pytest.mark.slow
 def test_a_member_that_was_trained_anew_is_no_member_any_more(copies, tmp_path):
-    folder = ensemble_in(tmp_path / "ensemble_mean", copies, "mean")
+    folder = ensemble_in(tmp_path / "ensemble_mean", copies)
     load_detector(folder.root)
     shutil.copytree(copies[0].fold_checkpoints(1), copies[0].fold_checkpoints(0), dirs_exist_ok=True)
     with pytest.raises(DataError, match="since it became a member"):

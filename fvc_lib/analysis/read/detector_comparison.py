@@ -37,7 +37,6 @@ from fvc_lib.metrics.intervals import Interval
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError
-from fvc_lib.services.records.ensembles import FoldRule
 from fvc_lib.services.registry import CORPORA, DETECTORS
 from fvc_lib.services.tables import INDEX, csv_for_people
 from fvc_lib.services.tasks import FOLD_TRAINING
@@ -206,7 +205,7 @@ ANSWER = "answer.txt"  # sentences for the terminal
 TABLE_FILES = ("detectors.csv", "runs.csv", "references.bib", ANSWER)
 HEADINGS = {
     "over_seeds": "ROC AUC of its runs", "above_controls": "Above every control", "num_trained": "of them trained",
-    "milliseconds_per_clip": "ms per clip", "fitted_on": "Fitted on videos", "in_groups": "of groups",
+    "milliseconds_per_clip": "ms per clip",
 }  # fmt: skip
 
 
@@ -261,27 +260,6 @@ def runs_of(comparison: DetectorComparison) -> list[tuple[JudgedRun, str]]:
 def left_out_table(comparison: DetectorComparison) -> pl.DataFrame:
     """Return one row per run that is not compared: ``run_id why``."""
     return pl.DataFrame(comparison.left_out, {"run_id": pl.String, "why": pl.String}, orient="row")
-
-
-def weight_table(names: Sequence[str], rules: Sequence[FoldRule]) -> pl.DataFrame:
-    """Return the rules by which an ensemble combines the scores of its detectors, one row per fold.
-
-    Columns:
-
-    - ``fold``: number of the fold.
-    - ``fitted_on`` and ``in_groups``: number of videos and of groups that the rule was fitted on.
-    - one column per detector: its weight.
-    - ``intercept`` and ``threshold`` of the rule.
-
-    Args:
-        names: names of the detectors, in the order of the weights.
-        rules: the rule of each fold.
-    """
-    rows = [
-        (fold, rule.num_videos, rule.num_groups, *rule.weights, rule.intercept, rule.threshold)
-        for fold, rule in enumerate(rules)
-    ]
-    return pl.DataFrame(rows, ["fold", "fitted_on", "in_groups", *names, "intercept", "threshold"], orient="row")
 
 
 # --- Files for programs and papers

@@ -15,8 +15,6 @@ from fvc_lib.services.records.digests import PARAMS, read_document
 from fvc_lib.services.run_paths import ENSEMBLE_RECORD
 
 FORMAT: Literal[1] = 1
-Method = Literal["mean", "stacking"]
-_Number = Annotated[float, Field(allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
@@ -45,24 +43,16 @@ class MemberRecord(_Strict):
 
 
 class FoldRule(_Strict):
-    """The rule by which an ensemble scores the videos of one fold: a weighted sum of the detectors' log odds.
+    """What decides about the score of an ensemble in one fold.
 
     Attributes:
-        weights: weight per detector.
-        intercept: number added to the weighted sum.
         threshold: a video with this score or a higher one counts as fake.
         base_rate: share of fakes among the videos that calibrated the scores. The scores are probabilities for new
             videos only if they have the same share. None: unknown.
-        num_videos: number of videos to which the weights were fitted (stacking); 0 for a mean.
-        num_groups: number of groups in these videos (a group is a set of related videos); 0 for a mean.
     """
 
-    weights: Annotated[list[_Number], Field(min_length=1)]
-    intercept: _Number
     threshold: _Share
     base_rate: Annotated[float, Field(gt=0, lt=1)] | None
-    num_videos: int
-    num_groups: int
 
 
 class EnsembleRecord(_Strict):
@@ -71,17 +61,17 @@ class EnsembleRecord(_Strict):
     Attributes:
         format: version of the file format.
         name: name of the ensemble.
-        method: how scores are combined: ``mean``, or ``stacking`` (weights are fitted).
+        method: how scores are combined.
         made_with: versions of the software that made the ensemble.
         detectors: names of the detectors. Member runs that differ only in their seed are one detector.
         members: the member runs.
-        folds: for each fold, the rule that combines the detectors' scores.
+        folds: the rule of each fold.
         files: the SHA-256 of parameters, results and tables, by path in the ensemble's folder.
     """
 
     format: Literal[1]
     name: Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f\x7f]{1,200}$")]
-    method: Method
+    method: Literal["mean"]
     made_with: dict[str, str]
     detectors: Annotated[list[str], Field(min_length=1)]
     members: Annotated[list[MemberRecord], Field(min_length=2)]
@@ -91,8 +81,8 @@ class EnsembleRecord(_Strict):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         count = len(self.detectors)
-        if set(self.detector_of_member) != set(range(count)) or any(len(rule.weights) != count for rule in self.folds):
-            raise ValueError(f"wanted members of {count} detectors and as many weights in each fold")
+        if set(self.detector_of_member) != set(range(count)):
+            raise ValueError(f"wanted members of {count} detectors")
         return self
 
     @property
@@ -108,12 +98,10 @@ class EnsembleRecord(_Strict):
     def weight_of_member(self, number: int) -> float:
         """Return the weight of the member with index ``number``.
 
-        It is the weight of the member's detector, averaged over the folds, divided by the number of members that share
-        this detector.
+        It is the weight of the member's detector, divided by the number of members that share this detector.
         """
-        place = self.members[number].detector
-        shared = self.detector_of_member.count(place)
-        return sum(rule.weights[place] for rule in self.folds) / len(self.folds) / shared
+        shared = self.detector_of_member.count(self.members[number].detector)
+        return 1 / len(self.detectors) / shared
 
 
 def read_ensemble(folder: Path) -> EnsembleRecord:

@@ -1,17 +1,8 @@
 """Combine several finished runs into one detector, an ensemble, and write its folder.
 
-Runs that differ in their seed alone form one detector, the mean of their calibrated scores. The detectors are then
-combined by the mean of their calibrated scores, or by a weighted sum of their log odds (stacking). For outer fold k
-every run answers with its network of fold k, which has seen no video of that fold's groups. The weights of fold k were
-not fitted on these groups either.
-
-Plain stacking fits the weights for fold k on the out-of-fold predictions of the other folds. That leaks: the networks
-that made those had been trained on fold k's videos. Here the weights for fold k are fitted on the answers of the
-networks *of* fold k to their inner validation videos. These videos trained no network of fold k, and fold k tests none
-of their groups. This has two drawbacks. The videos are few. And they also chose epoch, temperature and threshold of the
-same networks, so a network looks a little better on them than it is. The more epochs or settings it could choose from,
-the larger is this bias. Both drawbacks can make the weights worse, and so lower the ensemble's measured result. They
-cannot raise it.
+Runs that differ in their seed alone form one detector, the mean of their calibrated scores. The ensemble is the mean
+over its detectors. For outer fold k every run answers with its network of fold k, which has seen no video of that
+fold's groups.
 """
 
 import math
@@ -23,18 +14,16 @@ import numpy as np
 import polars as pl
 
 from fvc_lib import __version__
-from fvc_lib.metrics.calibration import fit_stacking, probabilities
+from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.declaration import UNCALIBRATED
-from fvc_lib.metrics.intervals import one_vote_per_group
-from fvc_lib.metrics.operating_points import operating_point, threshold_at
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_file, write_text
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, LeakageError
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import write_document
-from fvc_lib.services.records.ensembles import FORMAT, EnsembleRecord, FoldRule, MemberRecord, Method
+from fvc_lib.services.records.ensembles import FORMAT, EnsembleRecord, FoldRule, MemberRecord
 from fvc_lib.services.run_paths import ENSEMBLE_RECORD, RunPaths
 from fvc_lib.services.tables import (
     FOLDS,
@@ -43,7 +32,6 @@ from fvc_lib.services.tables import (
     PREDICTIONS,
     PROTOCOL,
     RESULTS,
-    VALIDATION_PREDICTIONS,
     check_table,
     frame_of,
     read_table,
@@ -53,13 +41,11 @@ from fvc_lib.services.tasks import KFOLD
 from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video.calibration import read_selection
 from fvc_lib.tasks.video.controls import fake_labels
-from fvc_lib.tasks.video.predicting import of_detectors, of_ensemble
+from fvc_lib.tasks.video.predicting import of_ensemble
 from fvc_lib.tasks.video.results import check_predictions, kfold_results, made_samples, undecoded
 from fvc_lib.tasks.video.summary import TrainingSummary
 
 _OF_DATA = ("metadata_carriers", "official_split_leaks")  # audit checks on the data, which is the same for all members
-_KEY = ["video_id", "group_id", "label"]
-_LOG_ODDS = pl.col("logit") / pl.col("temperature")
 
 
 @dataclass(frozen=True)
@@ -111,108 +97,24 @@ def _left_out(member: Member) -> list[str]:
     return undecoded(read_table(member.run.folds, FOLDS), _made(member), _protocol(member))
 
 
-# Rules
+def rules_of(members: Sequence[Member]) -> list[FoldRule]:
+    """Return one rule per fold, in the order of the folds.
 
-
-def rules_of(members: Sequence[Member], method: Method) -> list[FoldRule]:
-    """Return one rule per fold, in the order of the folds: the weights of the detectors, and the threshold.
-
-    Args:
-        members: the runs.
-        method: ``mean`` gives equal weights, and the mean of the thresholds that the runs chose on inner validation
-            videos. ``stacking`` fits weights and threshold on inner validation videos alone.
-
-    Raises:
-        LeakageError: inner validation predictions are of videos that a network was trained on, or that its fold tests.
-        DataError: predictions are missing, or detectors have no inner validation video in common in any fold.
+    The threshold is the mean of the thresholds that the runs chose on inner validation videos.
     """
-    rules, number = list[FoldRule](), 1 + max(member.detector for member in members)
-    folds, thresholds = members[0].predictions["fold"], _mean_over_runs(members, "threshold")
+    rules, folds, thresholds = list[FoldRule](), members[0].predictions["fold"], _mean_over_runs(members, "threshold")
     for fold in sorted(folds.unique()):
         recorded = [read_selection(member.run.fold_checkpoints(fold)) for member in members]
         rates = {record.selection.base_rate if record else None for record in recorded}
-        rule = FoldRule(
-            weights=[1 / number] * number,
-            intercept=0.0,
-            threshold=min(1.0, float(thresholds[(folds == fold).to_numpy()][0])),
-            base_rate=rates.pop() if len(rates) == 1 else None,
-            num_videos=0,
-            num_groups=0,
-        )
-        rules.append(_stacked(members, fold, rule) if method == "stacking" else rule)
-    if method == "stacking" and not any(rule.num_videos for rule in rules):
-        raise DataError(
-            "the detectors have no inner validation video in common in any fold, so no weights can be fitted: "
-            "they have other seeds, or other inner_validation_share. Take --method mean."
-        )
+        threshold = min(1.0, float(thresholds[(folds == fold).to_numpy()][0]))
+        rules.append(FoldRule(threshold=threshold, base_rate=rates.pop() if len(rates) == 1 else None))
     return rules
-
-
-def _stacked(members: Sequence[Member], fold: int, rule: FoldRule) -> FoldRule:
-    """Return ``rule`` with weights and threshold fitted on the inner validation videos of ``fold``.
-
-    The weights are fitted with one vote per group. Runs may have different inner validation videos: a detector's score
-    of a video is the mean over those runs of the detector that have the video. Only videos with a score of every
-    detector are used.
-    """
-    tables = [
-        inner_predictions(member, fold).select(*_KEY, log_odds=_LOG_ODDS, run=pl.lit(str(number)))
-        for number, member in enumerate(members)
-    ]
-    table = pl.concat(tables).pivot("run", index=_KEY, values="log_odds").sort("video_id")
-    log_odds = of_detectors(table.drop(_KEY).fill_null(np.nan).to_numpy(), [member.detector for member in members])
-    there = np.isfinite(log_odds).all(1)
-    log_odds, table = log_odds[there], table.filter(pl.Series(there))
-    labels = fake_labels(table)
-    groups = table["group_id"].to_list()
-    threshold = rule.threshold
-    votes = one_vote_per_group(groups)
-    fitted = fit_stacking(labels, log_odds, votes)
-    if table["label"].n_unique() == 2:
-        scores = probabilities(fitted.log_odds(log_odds), 1.0)
-        point = operating_point(members[0].config.operating_point)
-        threshold = min(1.0, threshold_at(point, labels, scores))
-    changes = {"weights": fitted.weights.tolist(), "intercept": fitted.intercept, "threshold": threshold}
-    return rule.model_copy(update={**changes, "num_videos": table.height, "num_groups": len(set(groups))})
-
-
-def inner_predictions(member: Member, fold: int) -> pl.DataFrame:
-    """Return the predictions of a member's network of ``fold`` for the videos that calibrated it.
-
-    They are its inner validation videos, or all training videos with held-out logits. The table is
-    VALIDATION_PREDICTIONS. Groups that an official split divides between several parts are left out.
-
-    Raises:
-        LeakageError: a video's group is in the training or test part of the fold.
-        DataError: the table is missing or damaged.
-    """
-    from fvc_lib.tasks.video.data import rows_to_train_on  # brings torch
-
-    run = member.run
-    config = member.config
-    table = _protocol(member)
-    rows = rows_to_train_on(read_table(run.folds, FOLDS) if table is None else table, config, fold)
-    without = set(rows.folds["video_id"]) - set(_made(member)["video_id"])
-    split = rows.split(
-        fold, inner_validation_share=config.inner_validation_share, seed=config.seed, without=without
-    )  # fmt: skip
-    inner = read_table(run.validation_predictions(fold), VALIDATION_PREDICTIONS)
-    inner = inner.filter(~pl.col("group_id").is_in(sorted(split.leaking)))
-    trained = split.train.clear() if config.cross_fits else split.train  # cross-fitted predictions are held-out ones
-    for part, what in ((trained, "was trained on"), (split.test, "tests")):
-        shared = inner.join(part, on="group_id", how="semi")
-        if shared.height:
-            raise LeakageError(
-                f"{run.run_id}: weights for fold {fold} would be fitted on {shared.height} videos of groups that the "
-                f"fold {what}, for example {shared['video_id'].min()!r}: they would believe what the network remembers."
-            )
-    return inner
 
 
 # Predictions
 
 
-def combined(members: Sequence[Member], rules: Sequence[FoldRule], method: Method) -> pl.DataFrame:
+def combined(members: Sequence[Member]) -> pl.DataFrame:
     """Return the table PREDICTIONS of the ensemble, sorted by ``video_id``.
 
     The logits are the ensemble's log odds of fake; the temperature is 1.
@@ -222,19 +124,11 @@ def combined(members: Sequence[Member], rules: Sequence[FoldRule], method: Metho
     with the highest AUC is used. The real-source control is trained to name the source of a real video. A control's
     score is null if a member has none. The score of the real-source control is also null if members were trained on
     different sources.
-
-    Args:
-        members: the runs.
-        rules: the rule of every fold, in the order of the folds (``rules_of``).
-        method: how the detectors are combined.
     """
-    first, detectors = members[0].predictions, [member.detector for member in members]
-    log_odds, threshold = _values(members, _LOG_ODDS), np.empty(first.height)
-    logits = np.empty(first.height)
-    for fold, rule in zip(sorted(first["fold"].unique()), rules, strict=True):
-        rows = (first["fold"] == fold).to_numpy()
-        logits[rows] = of_ensemble(log_odds[rows], detectors, rule, method)
-        threshold[rows] = rule.threshold
+    first = members[0].predictions
+    log_odds = _values(members, pl.col("logit") / pl.col("temperature"))
+    logits = of_ensemble(log_odds, [member.detector for member in members])
+    threshold = np.minimum(1.0, _mean_over_runs(members, "threshold"))
     source = [member.predictions["source_label"] for member in members]
     same_source = pl.all_horizontal(label.eq_missing(source[0]) for label in source)
     by_source = pl.Series(_mean_over_runs(members, "source_score")).fill_nan(None)
@@ -299,8 +193,6 @@ def write_ensemble(
     folder: RunPaths,
     members: Sequence[Member],
     names: Sequence[str],
-    rules: Sequence[FoldRule],
-    method: Method,
     predictions: pl.DataFrame,
     config: RunConfig,
 ) -> tuple[pl.DataFrame, pl.DataFrame, EnsembleRecord]:
@@ -312,8 +204,6 @@ def write_ensemble(
         folder: the paths of the ensemble.
         members: the runs.
         names: the names of the detectors.
-        rules: the weights and threshold of each fold (``rules_of``).
-        method: how the detectors are combined.
         predictions: PREDICTIONS of the ensemble (``combined``).
         config: the parameters of the first member, but with the ensemble's replicates, seed and confidence of
             intervals.
@@ -323,7 +213,7 @@ def write_ensemble(
     """
     folder.tables.mkdir(parents=True, exist_ok=True)
     (folder.root / ENSEMBLE_RECORD).unlink(missing_ok=True)
-    first, num_folds = members[0], len(rules)
+    first, rules = members[0], rules_of(members)
     index = read_table(first.run.index, INDEX)
     all_folds = read_table(first.run.folds, FOLDS)
     parts = _protocol(first)
@@ -343,11 +233,11 @@ def write_ensemble(
     record = EnsembleRecord(
         format=FORMAT,
         name=path_to_text(folder.run_id),
-        method=method,
+        method="mean",
         made_with={"fvc": __version__},
         detectors=list(names),
-        members=[_member_record(member, folder, range(num_folds)) for member in members],
-        folds=list(rules),
+        members=[_member_record(member, folder, range(len(rules))) for member in members],
+        folds=rules,
         files={str(path.relative_to(folder.root)): sha256_of_file(path) for path in files},
     )
     write_document(folder.root / ENSEMBLE_RECORD, record.model_dump(mode="json"))

@@ -22,7 +22,7 @@ import safetensors.numpy
 from pydantic import Field
 
 from fvc_lib.corpus.probing import ProbeResult
-from fvc_lib.metrics.calibration import Stacking, mean_log_odds, probabilities
+from fvc_lib.metrics.calibration import mean_log_odds, probabilities
 from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
 from fvc_lib.services.checkpoint_files import BEST
@@ -30,7 +30,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import refuse_damaged, undamaged_content
-from fvc_lib.services.records.ensembles import EnsembleRecord, FoldRule, Method, members_of, read_ensemble
+from fvc_lib.services.records.ensembles import EnsembleRecord, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths, is_ensemble
 from fvc_lib.services.tables import (
     AUGMENTED,
@@ -396,11 +396,7 @@ class VideoDetector(Predictor):
             if not finding.logits:
                 return replace(finding, is_known=False)
         odds, detectors = np.array([finding.logits for finding in found]), record.detector_of_member
-        logits = [
-            float(of_ensemble(odds[None, :, fold], detectors, rule, record.method)[0])
-            for fold, rule in enumerate(record.folds)
-        ]
-        return replace(lead, logits=tuple(logits))
+        return replace(lead, logits=tuple(of_ensemble(odds.T, detectors).tolist()))
 
     def _looked_at(self, files: Sequence[Path], workers: int, picture: Picture) -> Generator[Finding]:
         """Yield the findings of this detector's own networks; members of an ensemble are not used.
@@ -510,36 +506,18 @@ class VideoDetector(Predictor):
         return Prediction(path, values, "test" if found.is_known else "")
 
 
-def of_detectors(values: FloatArray, detectors: Sequence[int]) -> FloatArray:
-    """Average the probabilities of fake over the runs of every detector, and return the means as log odds.
+def of_ensemble(log_odds: FloatArray, detectors: Sequence[int]) -> FloatArray:
+    """Return the mean probability of fake of an ensemble's detectors for N videos, as log odds, float64 (N,).
+
+    The probability of a detector is the mean over its runs.
 
     Args:
-        values: float64 (N, R), log odds of N videos by R runs; NaN is missing.
+        log_odds: float64 (N, R), log odds by the networks of R runs, all of the same fold; NaN is missing.
         detectors: R numbers from 0 to C - 1, the detector of each run.
-
-    Returns:
-        float64 (N, C), one column per detector.
     """
     places = np.asarray(detectors)
-    return np.stack([mean_log_odds(values[:, places == place]) for place in range(places.max() + 1)], axis=1)
-
-
-def of_ensemble(log_odds: FloatArray, detectors: Sequence[int], rule: FoldRule, method: Method) -> FloatArray:
-    """Combine the log odds of an ensemble's runs for N videos, by the rule of one fold.
-
-    Args:
-        log_odds: float64 (N, R), log odds by the networks of R runs, all of the same fold.
-        detectors: R numbers from 0, the detector of each run.
-        rule: the weights of the fold.
-        method: how the detectors are combined: ``mean`` or ``stacking``.
-
-    Returns:
-        float64 (N,), the ensemble's log odds of fake.
-    """
-    by_detector = of_detectors(log_odds, detectors)
-    if method == "mean":
-        return mean_log_odds(by_detector)
-    return Stacking(np.array(rule.weights), rule.intercept).log_odds(by_detector)
+    by_detector = [mean_log_odds(log_odds[:, places == place]) for place in range(places.max() + 1)]
+    return mean_log_odds(np.stack(by_detector, axis=1))
 
 
 def _stem(fold: int) -> str:
