@@ -39,7 +39,6 @@ _NO_SCORES = (
 ONE_DETECTOR = "score"  # name of the only detector if the table does not name it
 _NAMED = re.compile("^(prob|score)|_(prob|score)$", re.IGNORECASE)  # names of columns that hold scores
 _AFFIX = re.compile("^(prob|score)_|_(prob|score)$", re.IGNORECASE)  # what a detector's name leaves out of them
-_NUMBER = pl.col("text").cast(pl.Float64, strict=False)
 
 
 @dataclass(frozen=True)
@@ -89,19 +88,18 @@ def read_score_table(
     table, notes = read_label_table(path), list[str]()
     table = table.renamed(columns or {}, [*chain(*_COLUMNS.values()), "detector", ONE_DETECTOR])
     name, columns_of = table.name, _columns(table)
+    cells = _where(name, _cells(table), where or {}, notes)
     no_text = pl.lit(None, pl.String)
-    facts = {f"fact {fact}": pl.coalesce(*columns, no_text) for fact, columns in columns_of.items()}
-    cells = _where(name, _cells(table), where or {}, notes).with_columns(**facts)
-    plain_path = pl.col("fact video_id").str.replace_all("\\", "/", literal=True).map_elements(normpath, pl.String)
-    cells = cells.with_columns(video_id=plain_path, word=pl.col("fact label").fill_null("").str.to_lowercase())
+    facts = {fact: pl.coalesce(*columns, no_text) for fact, columns in columns_of.items()}
+    others = pl.exclude("row", *chain(*columns_of.values()))
+    cells = cells.select("row", others, word=facts.pop("label").fill_null("").str.to_lowercase(), **facts)
+    plain_path = pl.col("video_id").str.replace_all("\\", "/", literal=True).map_elements(normpath, pl.String)
+    cells = cells.with_columns(plain_path)
     _refuse(name, cells.filter(pl.col("video_id").is_null()), "its cell of the video is empty. Name it")
     cells = _labelled(name, cells, {**TRUTHS.get(table.label_column, {}), **(label_map or {})}, notes)
-    cells = _sources_of_reals(cells, notes)
-    no_scores = {*_NO_SCORES.split(), *chain(*columns_of.values())}
-    others = [each for each in table.columns if each and no_scores.isdisjoint((each, each.lower()))]
-    scores = _scores(table, cells, others, detectors, notes).with_columns(score=_NUMBER)
+    scores = _scores(name, cells, detectors, notes).with_columns(score=_number("text"))
     bad = scores.filter(pl.col("text").is_not_null() & ~pl.col("score").is_finite().fill_null(value=False))
-    got = f"the score in column {bad['column'].first()!r} is {bad['text'].first()!r}"
+    got = f"the score of {bad['detector'].first()!r} is {bad['text'].first()!r}"
     _refuse(name, bad, f"{got}, wanted a finite number such as 0.5 (see --detectors)")
     twice = scores.filter(pl.struct("video_id", "detector").is_duplicated())
     _refuse(name, twice, "has two scores of one detector. Keep one, or give the mean of frames' scores")
@@ -110,7 +108,7 @@ def read_score_table(
     scores = scores.drop("video_id").join(cells.select("row", "video_id"), on="row", maintain_order="left")
     wide = scores.pivot("detector", index="video_id", values="score", aggregate_function="mean", maintain_order=True)
     wide = videos.select("video_id").join(wide, on="video_id", how="left", maintain_order="left").drop("video_id")
-    if empty := [detector for detector in wide.columns if wide[detector].null_count() == wide.height]:
+    if empty := [detector for detector in wide.columns if not wide[detector].count()]:
         raise DataError(f"{name}: no video has a score of {some_of(empty)}. Leave it out, or fill it.")
     if higher_is_real:
         wide = wide.select((int(wide[each].is_between(0, 1).all()) - pl.col(each)).alias(each) for each in wide.columns)
@@ -131,55 +129,9 @@ def _refuse(name: str, bad: pl.DataFrame, problem: str) -> None:
         raise DataError(f"{name} row {row}, video {video!r}: {problem}; rows with this problem: {bad.height:,}.")
 
 
-def _cells(table: LabelTable) -> pl.DataFrame:
-    """Return the table as a data frame of stripped texts, null for missing values.
-
-    An additional column ``row`` holds the 1-based number of the data row.
-
-    Raises:
-        DataError: there is no row, or a row has more or fewer cells than the header.
-    """
-    if None in table.rows or not table.rows:
-        where = f" row {table.rows.index(None) + 1}: its number of cells" if table.rows else ": a header and no row"
-        raise DataError(f"{table.name}{where} is not as wanted. Write one row per video with a cell for every column.")
-    names = [column or f"unnamed {place}" for place, column in enumerate(table.columns)]
-    rows = [[escape_text(cell) for cell in row] for row in table.rows if row]
-    cell = pl.all().str.strip_chars()
-    is_missing = cell.str.to_lowercase().is_in((*MISSING, "na", "n/a", "-"))
-    frame = pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row").drop("row", strict=False)
-    return frame.select(pl.when(~is_missing).then(cell)).with_row_index("row", offset=1)
-
-
-def _where(name: str, cells: pl.DataFrame, where: Mapping[str, str], notes: list[str]) -> pl.DataFrame:
-    """Return the rows that have the values of ``where`` in its columns; ``notes`` receives a sentence with the count.
-
-    Raises:
-        UsageError: there is no such column or value.
-    """
-    left = cells
-    for column, value in where.items():
-        if column not in cells.columns:
-            near = did_you_mean(column, cells.columns)
-            raise UsageError(f"{name}: no column {column!r} for --where; found {some_of(cells.columns[1:])}.{near}")
-        values = left[column].drop_nulls()
-        left = left.filter(pl.col(column) == value)
-        if left.is_empty():
-            raise UsageError(f"{name}: no row with {column}={value}; the column has {counts_text(values)}.")
-    if where:
-        wanted = ", ".join(map("=".join, where.items()))
-        notes.append(f"{left.height:,} of {cells.height:,} rows are read: {wanted}.")
-    return left
-
-
-def _sources_of_reals(cells: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
-    """Return ``cells`` with the generator of each real as its source: tables name there where a video is from."""
-    is_real = pl.col("label") == "real"
-    stated = pl.when(is_real).then("fact generator")
-    if num_stated := cells.select(stated.count()).item():
-        notes.append(f"The generator of {num_stated:,} reals is read as their source.")
-    fakes = pl.when(~is_real).then("fact generator")
-    source = pl.coalesce("fact real_source", stated)
-    return cells.with_columns(source.alias("fact real_source"), fakes.alias("fact generator"))
+def _number(column: str) -> pl.Expr:
+    """Return an expression for the numbers in a column of texts; null for a text that is no number."""
+    return pl.col(column).cast(pl.Float64, strict=False)
 
 
 def _columns(table: LabelTable) -> dict[str, list[str]]:
@@ -193,53 +145,91 @@ def _columns(table: LabelTable) -> dict[str, list[str]]:
     """
     lower = {column.lower(): column for column in table.columns}
     found = {fact: [lower[name] for name in names if name in lower] for fact, names in _COLUMNS.items()}
-    for fact in ("video_id", "label"):
-        if not found[fact]:
-            wanted = _COLUMNS[fact][0]
-            near = did_you_mean(wanted, table.columns)
-            remedy = f"Say which it is: --columns {wanted}=NAME."
-            raise UsageError(
-                f"{table.name}: wanted a column {wanted!r}, found {some_of(table.columns)}.{near} {remedy}"
-            )
+    if lacking := [_COLUMNS[fact][0] for fact in ("video_id", "label") if not found[fact]]:
+        near = did_you_mean(lacking[0], table.columns)
+        raise UsageError(
+            f"{table.name}: wanted a column {lacking[0]!r}, found {some_of(table.columns)}.{near} Say which it is: "
+            f"--columns {lacking[0]}=NAME."
+        )
     return found
+
+
+def _cells(table: LabelTable) -> pl.DataFrame:
+    """Return the table as a data frame of stripped texts, null for missing values.
+
+    An additional column ``row`` holds the 1-based number of the data row.
+
+    Raises:
+        DataError: there is no row, or a row has more or fewer cells than the header.
+    """
+    if None in table.rows or not table.rows:
+        where = f" row {table.rows.index(None) + 1}: its number of cells" if table.rows else ": a header and no row"
+        raise DataError(f"{table.name}{where} is not as wanted. Write one row per video with a cell for every column.")
+    names = [column or f"unnamed {place}" for place, column in enumerate(table.columns)]
+    rows = [[escape_text(cell.strip()) for cell in row] for row in table.rows if row]
+    frame = pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row").drop("row", strict=False)
+    is_missing = pl.all().str.to_lowercase().is_in((*MISSING, "na", "n/a", "-"))
+    return frame.select(pl.when(~is_missing).then(pl.all())).with_row_index("row", offset=1)
+
+
+def _where(name: str, cells: pl.DataFrame, where: Mapping[str, str], notes: list[str]) -> pl.DataFrame:
+    """Return the rows that have the values of ``where`` in its columns; ``notes`` receives a sentence with the count.
+
+    Raises:
+        UsageError: there is no such column, or no row with all these values.
+    """
+    if unknown := [column for column in where if column not in cells.columns]:
+        near = did_you_mean(unknown[0], cells.columns)
+        raise UsageError(f"{name}: no column {unknown[0]!r} for --where; found {some_of(cells.columns[1:])}.{near}")
+    wanted = ", ".join(map("=".join, where.items()))
+    rows = cells.filter(*(pl.col(column) == value for column, value in where.items())) if where else cells
+    if rows.is_empty():
+        values = "; ".join(f"{column} has {counts_text(cells[column].drop_nulls())}" for column in where)
+        raise UsageError(f"{name}: no row with {wanted}; the column {values}.")
+    if where:
+        notes.append(f"{rows.height:,} of {cells.height:,} rows are read: {wanted}.")
+    return rows
 
 
 def _labelled(name: str, cells: pl.DataFrame, label_map: Mapping[str, str], notes: list[str]) -> pl.DataFrame:
     """Return the rows that are labelled real or fake, with the additional column ``label``.
 
+    The generator of a real becomes its source, because tables name there where a video is from.
+
     Args:
         name: file name of the table, for messages.
         cells: rows of the table with the column ``word``, the label in lower case.
         label_map: maps further labels, in lower case, to real or fake.
-        notes: receives a sentence that counts the other rows.
+        notes: receives sentences that count the other rows, and the reals with a generator.
 
     Raises:
         DataError: no row is labelled real, or none is labelled fake.
     """
     meaning = {"real": "real", "fake": "fake", **label_map}
-    cells = cells.with_columns(label=pl.col("word").replace_strict(meaning, default=None, return_dtype=pl.String))
+    label = pl.col("word").replace_strict(meaning, default=None, return_dtype=pl.String)
+    used = cells.with_columns(label=label).drop_nulls("label")
     counts = counts_text(cells["word"])
-    used = cells.drop_nulls("label")
     if used["label"].n_unique() < 2:
         hint = label_map_hint("--label-map")
         raise DataError(f"{name}: wanted both real and fake in the column of labels; got {counts}. {hint}")
     if others := cells.height - used.height:
         notes.append(f"{others:,} rows are labelled neither real nor fake and are left out (labels: {counts}).")
-    return used
+    is_real = pl.col("label") == "real"
+    if num_stated := used.filter(is_real)["generator"].count():
+        notes.append(f"The generator of {num_stated:,} reals is read as their source.")
+    source = pl.coalesce("real_source", pl.when(is_real).then("generator"))
+    return used.with_columns(real_source=source, generator=pl.when(~is_real).then("generator"))
 
 
-def _scores(
-    table: LabelTable, cells: pl.DataFrame, others: Sequence[str], wanted: Sequence[str], notes: list[str]
-) -> pl.DataFrame:
-    """Return a table ``row video_id column detector text`` with one row per score.
+def _scores(name: str, cells: pl.DataFrame, wanted: Sequence[str], notes: list[str]) -> pl.DataFrame:
+    """Return a table ``row video_id detector text`` with one row per score; ``text`` is the text of the score's cell.
 
-    ``text`` is the text of the score's cell, and ``column`` the name of its column. In a table with one column per
-    detector, the ``wanted`` columns are read. If ``wanted`` is empty, those that ``_score_columns`` finds are read.
+    In a table with one column per detector, the ``wanted`` columns are read. If ``wanted`` is empty, those that
+    ``_score_columns`` finds are read.
 
     Args:
-        table: the table as it was read.
-        cells: rows of the table with the column ``video_id``.
-        others: names of the columns that may hold scores.
+        name: file name of the table, for messages.
+        cells: rows of the table with the columns ``video_id`` and ``label``.
         wanted: names of the detectors or columns to read; empty: all.
         notes: receives a note on the columns that are read and those that are not.
 
@@ -247,33 +237,31 @@ def _scores(
         UsageError: no column has scores, or a wanted detector is missing.
         DataError: a row names no detector.
     """
-    if "detector" in table.columns:
-        if "score" not in table.columns:
-            raise UsageError(f"{table.name}: wanted a column 'score' next to 'detector'.")
-        _refuse(table.name, cells.filter(pl.col("detector").is_null()), "its cell of 'detector' is empty. Fill it")
-        found = cells["detector"].unique().sort().to_list()
-        long = cells.filter(pl.col("detector").is_in(list(wanted or found)))
-        long = long.select("row", "video_id", "detector", column=pl.lit("score"), text="score")
+    columns = [each for each in cells.columns if each not in ("row", "word", *_COLUMNS)]
+    if {"detector", "score"} <= {*columns}:
+        _refuse(name, cells.filter(pl.col("detector").is_null()), "its cell of 'detector' is empty. Fill it")
+        long = cells.select("row", "video_id", "detector", text="score")
+        found = long["detector"].unique().sort().to_list()
     else:
+        others = [each for each in columns if each.lower() not in _NO_SCORES.split()]
         column_of = _score_columns(cells, others)
         if wanted:
-            column_of = {each: each for each in table.columns} | column_of
+            column_of = {each: each for each in columns} | column_of
         found = list(column_of)
+        long = cells.select("row", "video_id", **column_of)
+        long = long.unpivot(index=["row", "video_id"], variable_name="detector", value_name="text")
         read = [column_of[each] for each in wanted or found if each in found]
         if ignored := [each for each in others if each not in read]:
             notes.append(f"Read as scores: {some_of(read)}; not read: {some_of(ignored)} (--detectors chooses).")
-        long = cells.unpivot(read, index=["row", "video_id"], variable_name="column", value_name="text")
-        names = {column: detector for detector, column in column_of.items() if column in read}
-        long = long.with_columns(detector=pl.col("column").replace_strict(names, return_dtype=pl.String))
     if not found:
         raise UsageError(
-            f"{table.name}: no column has scores; found {some_of(table.columns)}. Wanted a column 'score', or one per "
+            f"{name}: no column has scores; found {some_of(cells.columns[1:])}. Wanted a column 'score', or one per "
             "detector; --detectors selects a column with another name."
         )
     if unknown := [each for each in wanted if each not in found]:
         near = did_you_mean(unknown[0], found)
-        raise UsageError(f"{table.name}: no detector {unknown[0]!r}; found {some_of(found)}.{near}")
-    return long
+        raise UsageError(f"{name}: no detector {unknown[0]!r}; found {some_of(found)}.{near}")
+    return long.filter(pl.col("detector").is_in(list(wanted or found)))
 
 
 def _score_columns(cells: pl.DataFrame, columns: Sequence[str]) -> dict[str, str]:
@@ -289,21 +277,16 @@ def _score_columns(cells: pl.DataFrame, columns: Sequence[str]) -> dict[str, str
     """
     if only := [column for column in columns if column.lower() == ONE_DETECTOR]:
         return {ONE_DETECTOR: only[0]}
-    named = list[str]()
-    others = {}
-    is_fake = (pl.col("label") == "fake").cast(pl.Float64)
-    for column in columns:
-        numbers = cells.select(is_fake.alias("is_fake"), text=column).with_columns(number=_NUMBER).drop_nulls("number")
-        labels, number = numbers["is_fake"], numbers["number"]
-        if number.is_empty():
-            continue
-        if _NAMED.search(column):
-            named.append(column)
-        is_label = (number == labels).all() or (number == 1 - labels).all()
-        if number.is_between(0, 1).all() and number.n_unique() > 1 and not is_label:
-            others[column] = column
+    numbers = cells.select(map(_number, columns))
+    named = [column for column in columns if _NAMED.search(column) and numbers[column].count()]
     short = {_AFFIX.sub("", column): column for column in named}
-    return short if len(short) == len(named) > 0 else {column: column for column in named} or others
+    if named:
+        return short if len(short) == len(named) else {column: column for column in named}
+    is_fake = cells["label"] == "fake"
+    is_in_range = {column: numbers[column].is_between(0, 1).all() for column in columns}
+    varies = [column for column in columns if is_in_range[column] and numbers[column].drop_nulls().n_unique() > 1]
+    labels = [is_fake.cast(pl.Float64), (~is_fake).cast(pl.Float64)]
+    return {column: column for column in varies if not any((numbers[column] == label).all() for label in labels)}
 
 
 def _join_frames(name: str, cells: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
@@ -318,12 +301,12 @@ def _join_frames(name: str, cells: pl.DataFrame, notes: list[str]) -> pl.DataFra
         DataError: rows without a group are named like frames or parts of one video, but cannot be of one video, for
             example because their labels differ.
     """
-    facts = cells.select("label", "fact group_id").rows()
+    facts = cells.select("label", "group_id").rows()
     videos, problems = videos_of(cells["video_id"].to_list(), facts, cells["word"])
     joined = cells.with_columns(
         before="video_id", video_id=pl.Series(videos, dtype=pl.String), problem=pl.Series(problems)
     )
-    refused = joined.filter(pl.col("problem") != "", pl.col("fact group_id").is_null())
+    refused = joined.filter(pl.col("problem") != "", pl.col("group_id").is_null())
     remedy = "name its frames VIDEO/000.png, with one label, or name the video of each row in a column 'group'"
     _refuse(name, refused, f"{refused['problem'].first()!r}. Rows of one video count as one: {remedy}")
     parts = joined.filter(pl.col("before") != pl.col("video_id"))
@@ -347,11 +330,10 @@ def _videos(name: str, cells: pl.DataFrame) -> pl.DataFrame:
     Raises:
         DataError: rows of the same video have different labels or facts.
     """
-    rows = cells.select("row", "video_id", "label", **{fact: f"fact {fact}" for fact in FACTS})
-    long = rows.unpivot(["label", *FACTS], index=["row", "video_id"]).drop_nulls("value")
+    long = cells.unpivot(["label", *FACTS], index=["row", "video_id"]).drop_nulls("value")
     differing = long.filter(pl.col("value").n_unique().over("video_id", "variable") > 1).sort("row")
     _refuse(name, differing, f"has more than one {differing['variable'].first()!r}. Keep the right rows")
-    return rows.group_by("video_id").agg(pl.col("label", *FACTS).drop_nulls().first()).sort("video_id")
+    return cells.group_by("video_id").agg(pl.col("label", *FACTS).drop_nulls().first()).sort("video_id")
 
 
 # --- The corpus of a table's videos.

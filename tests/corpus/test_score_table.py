@@ -90,7 +90,7 @@ def test_scores_that_are_higher_for_reals_are_turned_round(table):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("video,label,score\nx,real,0.1\ny,fake,inf\n", "row 2, video 'y': the score in column 'score' is 'inf'"),
+        ("video,label,score\nx,real,0.1\ny,fake,inf\n", "row 2, video 'y': the score of 'score' is 'inf'"),
         ("video;label;score\nx;real;0.1\ny;fake;0,5\n", "row 2, .*'0,5'.*such as 0.5.*--detectors"),
         ("video,label,score\n./a,real,1\na,real,2\nb,fake,3\n", "row 1, video 'a': has two scores"),
         ("video,label,detector,score\nx,real,A,1\nx,fake,B,1\n", "row 1, video 'x': has more than one 'label'"),
