@@ -27,7 +27,6 @@ import polars.selectors as cs
 from fvc_lib.corpus import label_table
 from fvc_lib.corpus.copies.groups import Components, GroupMember, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
-from fvc_lib.corpus.copies.perceptual_hash import SamePictures
 from fvc_lib.corpus.corpus_files import (
     NOT_A_LOSS,
     CorpusFiles,
@@ -456,9 +455,9 @@ def _readable(
     """Return the images that can be decoded, with facts of their files in additional columns; reject the others.
 
     The additional columns are width, height, size_bytes, content_sha256 and copy. Images with the same number in the
-    column ``copy`` are copies of each other: equal files, or pictures with near perceptual hashes and similar
-    thumbnails. Copies must be known, because a model would recognise a photograph from training that was saved again,
-    resized, cropped or brightened for testing.
+    column ``copy`` are copies of each other: equal files, or pictures with near perceptual hashes. Copies must be
+    known, because a model would recognise a photograph from training that was saved again, resized, cropped or
+    brightened for testing.
 
     Args:
         images: table of listed images with the columns path, class_label and row.
@@ -471,9 +470,8 @@ def _readable(
     one_each = {facts.content_sha256: probed[path] for path, facts in facts_of.items()}
     copies = Components(len(one_each))
     if near_duplicate_bits:
-        judge = SamePictures([each.thumbnail for each in one_each.values()])
         hashes = [each.perceptual_hash for each in one_each.values()]
-        for pair in near_duplicate_links(hashes, near_duplicate_bits, judge):
+        for pair in near_duplicate_links(hashes, near_duplicate_bits):
             copies.join(*pair)
     copy_of = dict(zip(one_each, copies.label.tolist(), strict=True))
     rows = [(path, *astuple(facts), copy_of[facts.content_sha256]) for path, facts in facts_of.items()]

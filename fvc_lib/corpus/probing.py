@@ -17,15 +17,7 @@ import av
 import numpy as np
 import PIL
 
-from fvc_lib.corpus.copies.perceptual_hash import (
-    GRID_SIDE,
-    codes_of,
-    hash_text,
-    luma_grids,
-    perceptual_hash,
-    thumbnail_text,
-    without_bars,
-)
+from fvc_lib.corpus.copies.perceptual_hash import GRID_SIDE, perceptual_hash
 from fvc_lib.services.atomic_files import AnyPath, path_from_text, sha256_of_json
 from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.errors import StoppedError
@@ -112,19 +104,16 @@ def probed(path: Path, probe: VideoProbe, clip: Clip) -> dict[str, Any]:
 
 
 def probe_image(path_text: str) -> dict[str, Any]:
-    """Decode the image file ``path_text``; return its properties, hash and thumbnail, or why it is unusable.
+    """Decode the image file ``path_text``; return its properties and hash, or why it is unusable.
 
-    The keys are ``facts``, ``perceptual_hash`` and ``thumbnail``. For an unusable file they are ``reason`` and
-    ``detail``.
+    The keys are ``facts`` and ``perceptual_hash``. For an unusable file they are ``reason`` and ``detail``.
     """
     try:
         facts, picture = examine_image(Path(path_text), shortest_side=GRID_SIDE)
     except VideoError as error:
         return _unusable(error)
-    frames = without_bars(np.ascontiguousarray(np.moveaxis(picture, -1, 0))[None])
-    grids = luma_grids(frames)
-    thumbnail = thumbnail_text(grids[0], frames[0])
-    return {"facts": asdict(facts), "perceptual_hash": hash_text(codes_of(grids)), "thumbnail": thumbnail}
+    frame = np.ascontiguousarray(np.moveaxis(picture, -1, 0))
+    return {"facts": asdict(facts), "perceptual_hash": perceptual_hash(frame[None])}
 
 
 Progress = Callable[[int, int], None] | None  # called with (done, total)
@@ -144,7 +133,6 @@ class ProbeResult:
     reason: str = ""  # why the file is unusable, a short name such as ``truncated``; empty: it is usable
     detail: str = ""  # sentences for the user on that reason
     facts: ImageFacts | None = None  # properties of an image; None for videos and unusable files
-    thumbnail: str = ""  # small picture of an image, as text; empty for videos
 
     @property
     def lasts(self) -> bool:
@@ -168,8 +156,7 @@ class ProbeResult:
             return cls(path, reason=values["reason"], detail=values["detail"])
         if "facts" in values:
             facts = ImageFacts(**values["facts"])
-            hashes = {name: values[name] for name in ("perceptual_hash", "thumbnail")}
-            return cls(path, content_sha256=facts.content_sha256, facts=facts, **hashes)
+            return cls(path, None, facts.content_sha256, values["perceptual_hash"], facts=facts)
         # A million videos have few codecs: equal names share one text in memory.
         probe: dict[str, Any] = dict(values["probe"])
         probe |= {name: sys.intern(text) for name, text in probe.items() if isinstance(text, str)}

@@ -16,7 +16,6 @@ from pathlib import Path
 import polars as pl
 
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
-from fvc_lib.corpus.copies.perceptual_hash import SamePictures
 from fvc_lib.corpus.probing import IMAGE_FILES, VIDEO_FILES, probe_files
 from fvc_lib.corpus.protocols import training_rows
 from fvc_lib.metrics.intervals import Interval
@@ -286,8 +285,6 @@ def split_audit(
     ]
     if config.near_duplicate_bits:
         hashes = [file.perceptual_hash for file in found]
-        any_picture = max((file.thumbnail for file in found), default="")  # files without a hash are never compared
-        judge = SamePictures([file.thumbnail or any_picture for file in found]) if any_picture else None
-        links = near_duplicate_links(hashes, config.near_duplicate_bits, judge)
+        links = near_duplicate_links(hashes, config.near_duplicate_bits)
         checks.append(_near_copies(files, "part", "near_copies", links, hashes.count(None)))
     return check_table(frame_of(checks, LEAKAGE_AUDIT), LEAKAGE_AUDIT, "leakage audit")

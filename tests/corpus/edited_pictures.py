@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from fvc_lib.corpus.copies.perceptual_hash import codes_of, hash_text, luma_grids, thumbnail_text, without_bars
+from fvc_lib.corpus.copies.perceptual_hash import perceptual_hash
 from fvc_lib.corpus.samples.drawings import photograph, plan_dishes
 
 
@@ -35,11 +35,9 @@ def cropped(image: Image.Image, share: float) -> Image.Image:
     return image.crop((round(share * width), 0, width, round((1 - share) * height)))
 
 
-def signature(image: Image.Image) -> tuple[str, str]:
-    """What the index keeps of a picture: hash and thumbnail."""
-    frames = without_bars(np.ascontiguousarray(np.moveaxis(np.asarray(image), -1, 0))[None])
-    grids = luma_grids(frames)
-    return hash_text(codes_of(grids)), thumbnail_text(grids[0], frames[0])
+def signature(image: Image.Image) -> str:
+    """What the index keeps of a picture: its hash."""
+    return perceptual_hash(np.ascontiguousarray(np.moveaxis(np.asarray(image), -1, 0))[None])
 
 
 EDITS: dict[str, Callable[[Image.Image], Image.Image]] = {

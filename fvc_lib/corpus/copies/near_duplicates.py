@@ -38,7 +38,6 @@ from fvc_lib.corpus.copies.perceptual_hash import (
     Pixels,
     Places,
     SameFootage,
-    SamePictures,
     TimeView,
     parse_hashes,
 )
@@ -63,9 +62,7 @@ _LARGE_PAIRS = 1 << 17  # keys with at least this many pairs are compared as a m
 _TILE_PAIRS, _TILE_ROWS = 1 << 17, 64
 
 
-def near_duplicate_links(
-    hashes: Sequence[str | None], max_bits: int, confirm: SamePictures | None = None
-) -> list[tuple[int, int]]:
+def near_duplicate_links(hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
     """Return the fewest pairs (i, j) that connect all videos of the same footage, sorted.
 
     i and j are indices into ``hashes``, i < j. N copies of a video give N - 1 pairs. Two frames agree if their codes
@@ -80,17 +77,15 @@ def near_duplicate_links(
         hashes: texts of ``perceptual_hash``; ``None`` (no hash) matches nothing. Their order decides which pairs are
             chosen.
         max_bits: largest number of differing bits of frames that agree, 0 to 64.
-        confirm: compares the thumbnails of pairs whose hashes agree, and rejects some; None: every such pair is linked.
 
     Raises:
         ValueError: a text is no perceptual hash.
     """
-    judge = Judge(hashes, max_bits, confirm)
+    judge = Judge(hashes, max_bits)
     clusters = Components(len(judge.known))
     # Videos that are equal to the bit are compared once.
-    thumbnails = confirm.thumbnails if confirm else [""] * len(hashes)
-    kinds: dict[tuple[str | None, str], int] = {}
-    equals = [(kinds.setdefault((hashes[place], thumbnails[place]), n), n) for n, place in enumerate(judge.known)]
+    kinds: dict[str | None, int] = {}
+    equals = [(kinds.setdefault(hashes[place], n), n) for n, place in enumerate(judge.known)]
     distinct = np.array(list(kinds.values()), np.int64)
     copies = np.array([(one, other, 0, 0) for one, other in equals if one != other], np.int64).reshape(-1, 4)
     links = list(_link(clusters, judge, copies.T))
@@ -144,12 +139,11 @@ class Judge:
         closely: largest difference of closely agreeing frames, in bits.
     """
 
-    def __init__(self, hashes: Sequence[str | None], max_bits: int, confirm: SamePictures | None = None) -> None:
+    def __init__(self, hashes: Sequence[str | None], max_bits: int) -> None:
         self.known = np.array([place for place, text in enumerate(hashes) if text is not None], np.int64)
         self.table, looks = parse_hashes([text for text in hashes if text is not None])
         self._looks = SameFootage(looks) if looks.size else None
         self.max_bits, self.closely = max_bits, max(0, max_bits - _CLOSER_BITS)
-        self._confirm = confirm
 
     def hashes_agree(self, candidates: Candidates, looks: SameFootage | None = None) -> Flags:
         """Return for each of K candidates whether the hashes of its two videos agree, bool (K,).
@@ -185,16 +179,12 @@ class Judge:
         """Return for each of K candidates whether its videos show the same footage, bool (K,).
 
         The hashes of the candidates ``near``, int64 (4, K), agree already. Here their looks are compared, if the hashes
-        have looks. If there is a ``confirm``, it compares the thumbnails. This takes far longer than ``hashes_agree``.
+        have looks. This takes far longer than ``hashes_agree`` without looks.
         """
         same = np.ones(near.shape[1], np.bool_)
-        for start in range(0, len(same), _LOOKS_AT_ONCE):
+        for start in range(0, len(same) if self._looks else 0, _LOOKS_AT_ONCE):
             some = slice(start, start + _LOOKS_AT_ONCE)
-            if self._looks is not None:
-                same[some] = self.hashes_agree(near[:, some], self._looks)
-            if self._confirm is not None:
-                one, other, window, is_mirrored = near[:, some]
-                same[some] &= self._confirm(self.known[one], self.known[other], window, is_mirrored == 1)
+            same[some] = self.hashes_agree(near[:, some], self._looks)
         return same
 
 
