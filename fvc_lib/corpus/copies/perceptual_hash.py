@@ -261,8 +261,8 @@ def mirrored_where(pictures: Floats, is_mirrored: Flags) -> Floats:
 # stricter limits. Measured with near_duplicate_bits 10: 99.8% of the edited copies of 40 generated videos and 99.4% of
 # those of 28 real clips stay linked. Of 2,626 pairs of different drawn clips that hashes link, 79 stay linked. A pair
 # takes 0.1 ms.
-# A single picture needs more alike luma. Of 15 kinds of edits of 120 drawn dishes 98.8% are found, and no two dishes are
-# joined. Of 11 kinds of edits of stills from 137 real clips 96.4% are found, and all joined stills are of one group.
+# The luma of single pictures must be more alike. Of 15 kinds of edits of 120 drawn dishes 98.8% are found, and no two
+# dishes are joined. Of 11 kinds of edits of stills from 137 real clips 96.4% are found; all joined stills are of a group.
 
 TimeView = tuple[tuple[int, int], ...]  # pairs of frame indices to compare: (of the first video, of the second)
 
@@ -270,7 +270,7 @@ TimeView = tuple[tuple[int, int], ...]  # pairs of frame indices to compare: (of
 # frames, and the correlation of their changes over time. _PLAIN_ALIKE is for plain pictures.
 _LEAST_ALIKE = np.array([[0.7], [0.6], [0.45]])
 _PLAIN_ALIKE = np.array([[0.97], [0.97], [0.93]])
-_PICTURE_ALIKE = np.array([[0.7], [0.94], [0.45]])  # for single pictures, which have less to compare
+_PICTURE_ALIKE = np.array([[0.7], [0.96], [0.45]])  # for single pictures, which have less to compare
 _LEAST_MOTION = 3.0  # variance over time in grey levels squared; less is noise
 _LEAST_CHROMA = 6.0  # levels; a colour nearer to the frame's median counts as grey
 _LEAST_COLOURED = 100.0  # levels squared over a whole frame; a frame with less counts as colourless

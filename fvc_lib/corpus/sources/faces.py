@@ -34,7 +34,6 @@ import csv
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from posixpath import dirname, normpath
@@ -52,10 +51,9 @@ from fvc_lib.corpus.sources.published import (
     folders_in,
     holds,
     listed_but_absent,
-    read_lines,
+    official_parts,
     read_listed,
     read_published,
-    split_lists,
 )
 from fvc_lib.services.atomic_files import escape_text, path_from_text, path_to_text
 from fvc_lib.services.errors import DataError
@@ -114,12 +112,8 @@ def read_faceforensics(folder: Path) -> Listing:
         DataError: some of the three lists are missing, or a list is damaged.
     """
     youtube = _youtube_groups(folder)
-    parts = dict[str, str]()
+    parts = official_parts(folder, _sequences_in, "splits/{}.json", "dataset/splits/{}.json", "{}.json")
     notes = []
-    for part, path in split_lists(folder, "splits/{}.json", "dataset/splits/{}.json", "{}.json").items():
-        with annotations(path) as text:
-            # Some copies of the lists hold 3 or "3" in place of "003".
-            parts |= {str(name).zfill(3): part for one, other in json.loads(text) for name in (one, other)}
     if not youtube and (folder / "original_sequences/youtube").is_dir():
         notes.append(
             "conversion_dict.json is not there: 23 sequences that share their YouTube videos with others stay in "
@@ -129,6 +123,11 @@ def read_faceforensics(folder: Path) -> Listing:
     describe = by_rules(FACEFORENSICS_RULES, wanted, parts, also=youtube)
     tops = ("original_sequences", "manipulated_sequences")
     return read_published(folder, "faceforensics", tops, describe, notes)
+
+
+def _sequences_in(text: str) -> list[str]:
+    """Return the sequences in a list of FaceForensics++; some copies of it hold 3 or "3" in place of "003"."""
+    return [str(name).zfill(3) for one, other in json.loads(text) for name in (one, other)]
 
 
 def _youtube_groups(folder: Path) -> dict[str, str]:
@@ -145,15 +144,18 @@ def _youtube_groups(folder: Path) -> dict[str, str]:
     return {f"ff++ sequence {name}": f"youtube {video}" for name, video in videos.items()}
 
 
+def _files_in(text: str) -> list[str]:
+    """Return the file names in a list of DeeperForensics, whose lines may begin with the folder of the variant."""
+    return [line.strip().rsplit("/", 1)[-1] for line in text.splitlines()]
+
+
 def read_deeperforensics(folder: Path) -> Listing:
     """List the videos of DeeperForensics, which are all fake.
 
     Raises:
         DataError: one or two lists of the official split are missing.
     """
-    lists = split_lists(folder, "lists/splits/{}.txt", "splits/{}.txt")
-    # A line may have the folder of the variant before the file name.
-    parts = {line.rsplit("/", 1)[-1]: part for part, path in lists.items() for line in read_lines(path)}
+    parts = official_parts(folder, _files_in, "lists/splits/{}.txt", "splits/{}.txt")
     note = "DeeperForensics has fakes only. Its reals are FaceForensics++'s originals at c23: give both corpora."
     wanted = "VARIANT/target_actor such as 000_M101.mp4"
     describe = by_rules(DEEPERFORENSICS_RULES, wanted, parts, also=_youtube_groups(folder))
@@ -193,11 +195,9 @@ def read_celeb_df(folder: Path) -> Listing:
     """
     _require(folder, "Celeb-DF", "Celeb-real")
     tests, parts = folder / "List_of_testing_videos.txt", dict[str, str]()
-    for line in filter(None, read_lines(tests) if tests.is_file() else []):
-        match = re.fullmatch(rf"[01]\s+((?:{'|'.join(_FOLDERS)})/.+)", line)
-        if match is None:
-            raise DataError(f"{tests.name}: got the line {line!r}, wanted '1 YouTube-real/00170.mp4'. Fetch it again.")
-        parts[path_to_text(match[1])] = "test"
+    if tests.is_file():
+        with annotations(tests) as text:
+            parts = {path_to_text(path): "test" for _, path in map(str.split, filter(str.strip, text.splitlines()))}
     notes = listed_but_absent(folder, tests.name, parts)
     is_plus = first_of(folder / "Celeb-synthesis", *_SCENARIOS) is not None
     rules = [replace(rule, corpus="Celeb-DF++" if is_plus else "") for rule in CELEB_DF_RULES]
@@ -210,6 +210,7 @@ def read_celeb_df(folder: Path) -> Listing:
 
 _LABELS = {"0": "real", "1": "fake", "real": "real", "fake": "fake"}
 _PART = re.compile(r"(?:dfdc_train_part_|part_)?(\d+)")
+_STATED_LABEL = re.compile(rb'"(label|is_fake)"\s*:\s*"?(real|fake|[01])\b', re.IGNORECASE)
 
 
 def read_dfdc(folder: Path) -> Listing:
@@ -218,50 +219,44 @@ def read_dfdc(folder: Path) -> Listing:
     Raises:
         DataError: a table of labels is missing or damaged, or has an unknown label.
     """
-    entries, tables = dict[str, Entry](), _dfdc_tables(folder)
-    for part, table in tables.items():
-        entries |= {entry.path: entry for entry in _dfdc_entries(part, table)}
-    notes = []
-    if any(entry.official_split == "test" for entry in entries.values()):
-        notes.append("The originals and actors of test videos are not published: folds may separate related videos.")
-    return read_listed(folder, "dfdc", tables, "metadata.json or labels.csv", entries, notes)
+    tables = _dfdc_tables(folder)
+    entries = {entry.path: entry for table in tables for entry in _dfdc_entries(folder, table)}
+    is_tested = any(entry.official_split == "test" for entry in entries.values())
+    note = "The originals and actors of test videos are not published: folds may separate related videos."
+    tops = [table.parent.relative_to(folder).as_posix() for table in tables]
+    return read_listed(folder, "dfdc", tops, "metadata.json or labels.csv", entries, [note] * is_tested)
 
 
-def _dfdc_tables(folder: Path) -> dict[str, Path]:
-    """Find the parts of DFDC; map the path of each part, relative to ``folder``, to its file of labels.
+def _dfdc_tables(folder: Path) -> list[Path]:
+    """Return the path of each part's file of labels, which may be missing.
 
-    Parts are ``folder`` itself and folders at most two levels below it. The file may be missing.
+    Parts are ``folder`` itself and folders at most two levels below it.
     """
-    tables = dict[str, Path]()
-    for top in (folder, *sorted(folder.glob("*/")), *sorted(folder.glob("*/*/"))):
-        is_part = top.parent == folder and (top.name == "test" or _PART.fullmatch(top.name))
-        table = first_of(top, "metadata.json", "labels.csv")
-        if table is not None or (is_part and any(top.glob("*.mp4"))):
-            tables[top.relative_to(folder).as_posix()] = table or top / "metadata.json"
-    return tables
+    tops = [folder, *sorted(folder.glob("*/")), *sorted(folder.glob("*/*/"))]
+    parts = [top for top in tops if (top.name == "test" or _PART.fullmatch(top.name)) and any(top.glob("*.mp4"))]
+    tables = {top: first_of(top, "metadata.json", "labels.csv") for top in tops}
+    return [table or top / "metadata.json" for top, table in tables.items() if table or top in parts]
 
 
-def _dfdc_entries(part: str, path: Path) -> list[Entry]:
-    """Return the entries of the videos in a part of DFDC.
-
-    ``part`` is the path of the part relative to the corpus, and ``path`` is its file of labels.
+def _dfdc_entries(folder: Path, path: Path) -> Iterator[Entry]:
+    """Yield the entries of the videos in a part of DFDC, whose file of labels is ``path``.
 
     Videos are in the official test part if their row has ``is_fake`` or the file is in a folder ``test``. All other
     videos are in the training part.
     """
-    number, entries = _PART.fullmatch(path.parent.name), list[Entry]()
+    number = _PART.fullmatch(path.parent.name)
     with annotations(path) as text:
-        for name, row in _dfdc_rows(path, text).items():
+        rows = _dfdc_rows(path, text)
+        if not rows:
+            raise ValueError("it lists no video")
+        for name, row in rows.items():
             is_test = path.parent.name == "test" or "is_fake" in row
             label = _LABELS[str(row.get("is_fake", row.get("label"))).lower()]
             group = f"dfdc part {number[1]}" if number else f"dfdc original {row.get('original') or name}"
             inner = "videos" if is_test and (path.parent / "videos").is_dir() else ""
             groups = [f"dfdc test {name}" if is_test else group]
-            place = path_to_text(Path(part, inner, name))
-            entries.append(entry_of_video(place, label, groups, "dfdc", "test" if is_test else "train"))
-        if not entries:
-            raise ValueError("it lists no video")
-    return entries
+            place = path_to_text((path.parent / inner / name).relative_to(folder))
+            yield entry_of_video(place, label, groups, "dfdc", "test" if is_test else "train")
 
 
 def _dfdc_rows(path: Path, text: str) -> dict[str, dict[str, Any]]:
@@ -276,15 +271,11 @@ def _dfdc_rows(path: Path, text: str) -> dict[str, dict[str, Any]]:
 
 
 def _has_labels(path: Path) -> bool:
-    """Return whether the JSON file ``path`` states a label, real or fake, for any file name, as files of DFDC do.
+    """Return whether the JSON file ``path`` begins with a label, real or fake, as files of DFDC do.
 
-    This distinguishes DFDC from other corpora with files of the same name. The result is False if the file cannot be
-    read.
+    This distinguishes DFDC from other corpora with files of the same name.
     """
-    with suppress(DataError), annotations(path) as text:
-        rows = _dfdc_rows(path, text).values()
-        return any(str(row.get("label", row.get("is_fake"))).lower() in _LABELS for row in rows)
-    return False
+    return path.is_file() and _STATED_LABEL.search(path.read_bytes()[:4096]) is not None
 
 
 def _is_dfdc(path: Path) -> bool:
@@ -318,7 +309,7 @@ def read_dfdc_preview(folder: Path) -> Listing:
 # --- FakeAVCeleb.
 
 _AUDIO_FOLDERS = ("RealVideo-RealAudio", "RealVideo-FakeAudio", "FakeVideo-RealAudio", "FakeVideo-FakeAudio")
-_AUDIO_FOLDER = re.compile(r"(Real|Fake)Video-(Real|Fake)Audio.*")
+_AUDIO_FOLDER = re.compile(r"((Real|Fake)Video-(Real|Fake)Audio.*?)/?$")
 
 
 def read_fakeavceleb(folder: Path) -> Listing:
@@ -333,17 +324,14 @@ def read_fakeavceleb(folder: Path) -> Listing:
     with annotations(top / "meta_data.csv") as text:
         for cells in list(filter(None, csv.reader(text.splitlines())))[1:]:
             source, target1, target2, method, _, _, race, sex, name, place = map(str.strip, cells)
-            kind = _AUDIO_FOLDER.search(place)
-            if kind is None:
-                raise ValueError(f"{place!r} is no folder of the corpus")
-            below = kind[0].strip("/")
+            below, kind, sound = _AUDIO_FOLDER.findall(place)[0]
             people = dict.fromkeys((below.rpartition("/")[2], source, target1, target2))
             groups = [f"fakeavceleb {person}" for person in people if person not in ("", "-")]
-            attributes = {"race": race, "sex": sex, "audio": kind[2].lower()}
+            attributes = {"race": race, "sex": sex, "audio": sound.lower()}
             # faceswap-wav2lip means two methods. They are joined by "+", because single names elsewhere contain "-".
-            origin = method.replace("-", "+") if kind[1] == "Fake" else "voxceleb2"
+            origin = method.replace("-", "+") if kind == "Fake" else "voxceleb2"
             path = f"{below}/{name}"
-            entries[path] = entry_of_video(path, kind[1].lower(), groups, origin, None, attributes)
+            entries[path] = entry_of_video(path, kind.lower(), groups, origin, None, attributes)
     note = "Audio is not judged: RealVideo-FakeAudio counts as real, because its picture is."
     return read_listed(top, "fakeavceleb", _AUDIO_FOLDERS, "meta_data.csv", entries, [note])
 
@@ -383,21 +371,16 @@ def read_deepfakebench(path: Path) -> Listing:
     """
     files = CorpusFiles(path.parent)
     rows = dict[str, Entry]()
-    places = list[str | Refusal]()
     with annotations(path) as text:
         for part, video in _frame_lists(json.loads(text), None):
             row = _frames_entry(video, part)
             key = f"{row.path} {row.label}"
-            known = rows.get(key, row)
-            parts = {part, known.official_split}
+            parts = {part, rows.get(key, row).official_split}
             if len(parts) > 1:
                 part = "test" if parts == {"test", "validation"} else None
             rows[key] = replace(row, official_split=part, origin=path.name, row=len(rows) + 1)
-    for row in rows.values():
-        place = files.normalized(str(path_from_text(row.path)))
-        if isinstance(place, str):
-            place = files.check(place) or escape_text(place)
-        places.append(place)
+    named = (files.normalized(str(path_from_text(row.path))) for row in rows.values())
+    places = [place if isinstance(place, Refusal) else files.check(place) or escape_text(place) for place in named]
     return listing_of_rows(files, "deepfakebench", list(rows.values()), places, Rejections())
 
 
@@ -416,7 +399,7 @@ def _frames_entry(video: Mapping[str, Any], part: str | None) -> Entry:
 
     Its groups are those that FaceForensics++, DFD, Celeb-DF or DFDC give to a file of that name.
     """
-    word, groups = video["label"], list[str]()
+    word = video["label"]
     label = stated_label(word) or ""
     if label not in LABELS and "real" in label:
         label = "real"
@@ -425,12 +408,9 @@ def _frames_entry(video: Mapping[str, Any], part: str | None) -> Entry:
     first = next(iter(video["frames"]), "")
     folder = normpath(dirname(first.replace("\\", "/")))
     name = folder.replace("/frames/", "/videos/") + ".mp4"
-    while name and not groups:
-        known = _GROUPED(name)
-        if isinstance(known, Entry):
-            groups = [known.stated_group or "", *known.links]
-        name = name.partition("/")[2]
-    return entry_of_video(escape_text(folder), label, groups, word, part)
+    ends = (name.split("/", start)[-1] for start in range(name.count("/") + 1))
+    known = [(entry.stated_group or "", *entry.links) for entry in map(_GROUPED, ends) if isinstance(entry, Entry)]
+    return entry_of_video(escape_text(folder), label, known[0] if known else (), word, part)
 
 
 # --- Declarations.

@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from posixpath import dirname
 from types import MappingProxyType
@@ -157,19 +158,17 @@ def read_published(
     files = CorpusFiles(root)
     rejections = Rejections()
     entries = list[Entry]()
-    others = Rejections()
-    found = [path for folder in folders for path in files.walk(folder, others, pictures=pictures)]
+    found = [path for folder in folders for path in files.walk(folder, rejections, pictures=pictures)]
+    lists = (".json", ".jsonl", ".csv", ".txt")  # some releases have these among their videos
+    rejections.rows = [row for row in rejections.rows if not row[0].endswith(lists)]
     for path in dict.fromkeys(map(dirname, found) if pictures else found):
         text = path_to_text(path)
         described = describe(text)
-        if isinstance(described, Entry):
-            described = files.check(path) or described
-        if isinstance(described, Entry):
+        refusal = files.check(path) if isinstance(described, Entry) else described
+        if refusal is not None:
+            rejections.add_file(text, refusal)
+        elif isinstance(described, Entry):
             entries.append(described)
-        elif described is not None:
-            rejections.add_file(text, described)
-    lists = (".json", ".jsonl", ".csv", ".txt")  # some releases have these among their videos
-    rejections.rows.extend(row for row in others.rows if not row[0].endswith(lists))
     if not any(entry.official_split for entry in entries):
         notes = [*notes, "There is no official split: its lists are not there, or the corpus has none."]
     return listing_of_files(files, kind, entries, rejections, notes)
@@ -205,20 +204,6 @@ def holds(*names: str) -> Callable[[Path], bool]:
     return lambda folder: first_of(folder, *names) is not None
 
 
-def split_lists(folder: Path, *patterns: str) -> dict[str, Path]:
-    """Return the paths of the three lists of an official split, with the keys train, validation and test.
-
-    The first of ``patterns`` for which at least one list exists is used, so up to two of the paths may be missing. The
-    result is empty if there is no list. A pattern is a path below ``folder`` in which ``{}`` stands for train, val or
-    test.
-    """
-    for pattern in patterns:
-        lists = {part: folder / pattern.format(name) for name, part in PARTS.items()}
-        if any(path.exists() for path in lists.values()):
-            return lists
-    return {}
-
-
 @contextmanager
 def annotations(path: Path) -> Iterator[str]:
     """Return a context that yields the text of the file ``path``, a list that belongs to a corpus.
@@ -233,6 +218,28 @@ def annotations(path: Path) -> Iterator[str]:
         yield path.read_bytes().decode("utf-8-sig", "surrogateescape")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{str(path)!r}: is not as published ({error!r}). Fetch it again.") from error
+
+
+def official_parts(folder: Path, names_in: Callable[[str], Iterable[str]], *patterns: str) -> dict[str, str]:
+    """Map the name of each video in the three lists of an official split to its part: train, validation or test.
+
+    The first of ``patterns`` for which at least one list exists is used. The result is empty if there is no list. Of a
+    video in several lists the last part counts.
+
+    Args:
+        folder: folder of the corpus.
+        names_in: returns the names in the text of a list.
+        patterns: paths below ``folder`` in which ``{}`` stands for train, val or test.
+
+    Raises:
+        DataError: one or two of the lists are missing, or a list is damaged.
+    """
+    found = [pattern for pattern in patterns if first_of(folder, *map(pattern.format, PARTS))]
+    parts = dict[str, str]()
+    for pattern, (name, part) in product(found[:1], PARTS.items()):
+        with annotations(folder / pattern.format(name)) as text:
+            parts |= dict.fromkeys(names_in(text), part)
+    return parts
 
 
 def read_lines(path: AnyPath) -> list[str]:
@@ -319,6 +326,12 @@ def read_genvidbench(folder: Path) -> Listing:
     return read_published(folder, "genvidbench", parts, describe)
 
 
+def _clips_in(text: str) -> list[str]:
+    """Return the names of the clips in a list of AIGVDBench, without extension."""
+    names = [json.loads(line)["Video_id"] for line in text.splitlines() if line.strip()]
+    return [name.rsplit("/", 1)[-1].removesuffix(".mp4") for name in names]
+
+
 def read_aigvdbench(folder: Path) -> Listing:
     """List the videos of AIGVDBench.
 
@@ -327,11 +340,7 @@ def read_aigvdbench(folder: Path) -> Listing:
     Raises:
         DataError: one of the three lists is missing, or a row of a list has no ``Video_id``.
     """
-    parts = dict[str, str]()
-    for part, path in split_lists(folder, "{}.jsonl", "lists/{}.jsonl", "jsonl/{}.jsonl").items():  # later parts win
-        with annotations(path) as text:
-            names = [json.loads(line)["Video_id"] for line in text.splitlines() if line.strip()]
-            parts |= {name.rsplit("/", 1)[-1].removesuffix(".mp4"): part for name in names}
+    parts = official_parts(folder, _clips_in, "{}.jsonl", "lists/{}.jsonl", "jsonl/{}.jsonl")
     wanted = "Real/YouTubeID_clip_AtoB.mp4, OpenSource/T2V/MODEL/NAME.mp4 or ClosedSource/MODEL/NAME.mp4"
     describe = by_rules(AIGVDBENCH_RULES, wanted, parts)
     return read_published(folder, "aigvdbench", ("Real", "OpenSource", "ClosedSource"), describe)
