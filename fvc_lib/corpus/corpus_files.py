@@ -140,11 +140,10 @@ def refuse_lost(
     if num_used and share <= max_rejected_share:
         return
     shown = lost if lost.height else rejected
-    problem = f"no usable {what}"
-    if num_used:
-        problem = (
-            f"{share:.0%} of the {what}s cannot be used, at most {max_rejected_share:.0%} may be (max_rejected_share)"
-        )
+    too_many = (
+        f"{share:.0%} of the {what}s cannot be used, at most {max_rejected_share:.0%} may be (max_rejected_share)"
+    )
+    problem = too_many if num_used else f"no usable {what}"
     examples = shown.filter(pl.col("reason") == pl.col("reason").mode().min())["detail"]
     advice = f"For example: {examples[0]}" if len(examples) else f"Put {what}s into it."
     raise DataError(f"corpus {str(root)!r}: {problem} ({reasons_text(shown)}). {advice}")
@@ -296,42 +295,23 @@ class CorpusFiles:
         Yields:
             Plain paths (not escaped), relative to the root.
         """
-        for path, is_folder in self.walk_all(top):
-            if not is_folder and (is_named_as(self.kind, path) or (pictures and is_picture(path))):
-                yield path
-                continue
-            refusal = Refusal(
-                "unknown_extension", f"{path!r} has no extension of a finished {self.kind} file. Rename it."
-            )
-            if is_folder:  # it could lead out of the corpus or in a circle
-                remedy = "Move the folder here, or set -p allow_outside true."
-                refusal = Refusal("linked_folder", f"{path!r} is a symbolic link to a folder. {remedy}")
-            rejections.add_file(path_to_text(path), refusal, label)
-
-    def walk_all(self, top: str) -> Iterator[tuple[str, bool]]:
-        """Yield (path, is_linked_folder) for all files and linked folders below ``top`` that are not hidden.
-
-        Paths are relative to the root. If files outside the corpus are allowed, linked folders are searched instead of
-        yielded.
-        """
-        if (self.root / top).is_symlink() and not self._allow_outside:
-            yield top, True
-            return
-        entered: set[str] = set()
         for folder, folders, names in os.walk(self.root / top, followlinks=self._allow_outside):
-            # Hidden names (.DS_Store, ._clip.mp4) are never meant as part of a corpus.
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            real = os.path.realpath(folder)
-            if real in entered:  # reached by another link, or links form a circle
-                folders.clear()
-                continue
-            entered.add(real)
-            below = Path(os.path.relpath(folder, self.root))
-            if not self._allow_outside:
-                links = [name for name in folders if Path(folder, name).is_symlink()]
-                yield from ((str(below / name), True) for name in links)
-            visible = sorted(name for name in names if not name.startswith("."))
-            yield from ((str(below / name), False) for name in visible)
+            above = f"{self._real(folder)}/"
+            # Hidden names (.DS_Store, ._clip.mp4) are never meant as part of a corpus. Links must not lead in a circle.
+            in_circles = {name for name in folders if above.startswith(f"{self._real(f'{folder}/{name}')}/")}
+            folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in in_circles)
+            links = [name for name in folders if os.path.islink(f"{folder}/{name}")]  # noqa: PTH114
+            left = [] if self._allow_outside else links
+            for name in sorted(name for name in (*left, *in_circles, *names) if not name.startswith(".")):
+                path = os.path.normpath(f"{os.path.relpath(folder, self.root)}/{name}")
+                if name not in names:
+                    detail = f"{path!r} is a symbolic link to a folder. Move it here, or set -p allow_outside true."
+                    rejections.add_file(path_to_text(path), Refusal("linked_folder", detail), label)
+                elif is_named_as(self.kind, path) or (pictures and is_picture(path)):
+                    yield path
+                else:
+                    detail = f"{path!r} has no extension of a finished {self.kind} file. Rename it."
+                    rejections.add_file(path_to_text(path), Refusal("unknown_extension", detail), label)
 
     def _outside(self, path: str, how: str) -> Refusal:
         remedy = "Copy the file into the corpus, or set -p allow_outside true."

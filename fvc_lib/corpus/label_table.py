@@ -70,12 +70,11 @@ class LabelTable:
         lower = [column.lower() for column in self.columns]
         name_of = {column: name for name, column in names.items()}
         for name, column in names.items():
-            if name not in known:
-                raise UsageError(f"columns: {name!r} is not read; known are {some_of(sorted(known))}.")
-            if column not in lower:
+            if name not in known or column not in lower:
                 near = did_you_mean(column, self.columns)
                 raise UsageError(
-                    f"{self.name}: no column {column!r} for {name!r}; found {some_of(self.columns)}.{near}"
+                    f"{self.name}: no column {column!r} for {name!r}, or {name!r} is not read; found "
+                    f"{some_of(self.columns)}.{near} Names that are read: {some_of(sorted(known))}."
                 )
         if len(name_of) < len(names):
             raise UsageError(f"columns: got {dict(names)}, wanted another column of the file for each name.")

@@ -346,7 +346,12 @@ def read_corpora(
     read = [read_corpus(path, allow_outside=allow_outside, label_map=label_map, columns=columns) for path in paths]
     if len(read) == 1:
         return read[0]
-    _refuse_listed_twice(read)
+    files = [Path(os.path.realpath(part.root)) / path_from_text(entry.path) for part in read for entry in part.entries]
+    if twice := [path for path, count in Counter(files).items() if count > 1]:
+        raise UsageError(
+            f"more_corpora: two of {', '.join(repr(part.shown) for part in read)} both list '{twice[0]}'. Give one of the "
+            "two, or move one out of the other."
+        )
     names = [{part.name, *(entry.corpus for entry in part.entries)} for part in read]
     uses = Counter(chain(*names))
     parts, placed = dict[str, Listing](), list[Listing]()
@@ -369,20 +374,6 @@ def read_corpora(
         notes=tuple(f"{part.name}: {note}" for part in placed for note in part.notes),
         parts=parts,
     )
-
-
-def _refuse_listed_twice(parts: Iterable[Listing]) -> None:
-    """Raise ``UsageError`` if two corpora list the same file."""
-    listed: dict[Path, Listing] = {}
-    for part in parts:
-        root = Path(os.path.realpath(part.root))
-        for entry in part.entries:
-            other = listed.setdefault(root / path_from_text(entry.path), part)
-            if other is not part:
-                raise UsageError(
-                    f"more_corpora: {part.shown!r} and {other.shown!r} both list {entry.path!r}. Give one of the two, "
-                    "or move one out of the other."
-                )
 
 
 def place(name: str, path: str) -> str:

@@ -122,7 +122,7 @@ def test_a_table_with_other_headers_is_read_by_the_columns_that_are_named(tmp_pa
     for columns, error, message in (
         ({"path": "file", "label": "target"}, DataError, r"m\.csv, column 'target'.*2 x '1', 1 x '0'.*label_map"),
         ({"path": "file", "label": "targt"}, UsageError, r"m\.csv: no column 'targt' for 'label'.*Did you mean"),
-        ({"file": "path"}, UsageError, "'file' is not read; known are .*'label'"),
+        ({"file": "path"}, UsageError, "'file' is not read; .*Names that are read: .*'label'"),
         ({"path": "file", "group": "file"}, UsageError, "another column"),
     ):
         with pytest.raises(error, match=message):
