@@ -349,7 +349,7 @@ def read_corpora(
     files = [Path(os.path.realpath(part.root)) / path_from_text(entry.path) for part in read for entry in part.entries]
     if twice := [path for path, count in Counter(files).items() if count > 1]:
         raise UsageError(
-            f"more_corpora: two of {', '.join(repr(part.shown) for part in read)} both list '{twice[0]}'. Give one of the "
+            f"more_corpora: two of {some_of([part.shown for part in read])} both list {str(twice[0])!r}. Give one of the "
             "two, or move one out of the other."
         )
     names = [{part.name, *(entry.corpus for entry in part.entries)} for part in read]

@@ -31,7 +31,6 @@ as fakes are taken from each cell. Cells are halved until a classifier that sees
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import permutations
 
 import numpy as np
 import polars as pl
@@ -77,6 +76,22 @@ _CHANCE = 0.55
 # Returns the AUC of a classifier that sees these columns only, and the low end of its confidence interval. Both are
 # None if they cannot be computed.
 Tells = Callable[[pl.DataFrame, pl.DataFrame, tuple[str, ...]], tuple[float | None, float | None]]
+
+
+def _connected(table: pl.DataFrame, one: str, other: str) -> pl.Series:
+    """Return the number of each row's connected component as text; equal values of a column connect rows.
+
+    Args:
+        table: N rows.
+        one: name of a column, from whose values the components are numbered.
+        other: name of the other column.
+    """
+    first, second = (table[name].rank("dense").cast(pl.Int64) - 1 for name in (one, other))
+    num_first = first.n_unique()
+    components = Components(num_first + second.n_unique())
+    for pair in zip(first, second + num_first, strict=True):
+        components.join(*pair)
+    return pl.Series(components.label).gather(first).cast(pl.String)
 
 
 # --- Protocols with a single training, fold 0: official splits and cross_corpus.
@@ -201,24 +216,6 @@ def _generators(index: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def alike_names(index: pl.DataFrame) -> list[str]:
-    """Return sentences that warn the user of similar generator names in ``index``, such as ``Sora`` and ``Sora 2``.
-
-    Two names are similar if one contains the other; case and punctuation are ignored. A sentence says whether both
-    names count as the same generator.
-    """
-    names_of = {name: _plain(name) for name in sorted(_generators(index)["spelled"].drop_nulls().unique())}
-    sentences = []
-    for one, other in permutations(names_of, 2):
-        short, long = names_of[one], names_of[other]
-        # Names of fewer than three letters are contained in other names by chance.
-        if "+" in long or len(short) < 3 or short not in long or (short == long and one > other):
-            continue
-        meaning = "one generator" if short == long else "different generators"
-        sentences.append(f"{one!r} and {other!r} count as {meaning}. A manifest's column generator decides.")
-    return sentences
-
-
 def held_out(index: pl.DataFrame, num_folds: int) -> list[str]:
     """Return the target of each fold, a list of ``num_folds`` names of generators.
 
@@ -294,7 +291,7 @@ def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[st
         seed: decides the order of groups of equal size.
 
     Raises:
-        DataError: fewer groups with real videos than folds.
+        DataError: fewer groups with real videos, or with fakes, than folds.
     """
     is_real = pl.col("label") == "real"
     makers = pl.col("generator").drop_nulls()
@@ -302,12 +299,7 @@ def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[st
     generator = np.random.default_rng([seed, GENERATORS_DEALT])
     drawn = generator.permutation(groups.height)
     groups = groups.sort("group_id").with_columns(drawn=drawn)
-    with_reals = groups.filter(pl.col("reals") > 0).height
-    if with_reals < len(targets):
-        raise DataError(
-            f"num_folds: got {len(targets)}, but the index has {with_reals} groups with real videos; wanted one for "
-            "each fold. Set num_folds lower, or add real videos of other events: each brings a group."
-        )
+    refuse_few_groups(videos, len(targets))
     reals, fakes = [0] * len(targets), [0] * len(targets)
     fold_of: dict[str, int] = {}
     rows = []
@@ -373,13 +365,7 @@ def _fold_pairs(chosen: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame
     Returns:
         FOLDS table, sorted by video.
     """
-    groups, pairs = (chosen[name].rank("dense").cast(pl.Int64) - 1 for name in ("group_id", "pair"))
-    num_groups = groups.n_unique()
-    connected = Components(num_groups + pairs.n_unique())
-    for group, pair in zip(groups, pairs, strict=True):
-        connected.join(group, num_groups + pair)
-    label = pl.Series(connected.label).gather(groups).cast(pl.String)
-    together = chosen.with_columns(group_id=label)
+    together = chosen.with_columns(group_id=_connected(chosen, "group_id", "pair"))
     largest = together.group_by("group_id").len()["len"].to_list()
     if most_folds(together) < num_folds or max(largest) > chosen.height / num_folds:
         return make_folds(chosen, num_folds, seed)
@@ -458,20 +444,13 @@ def separate_sources(index: pl.DataFrame, column: str) -> pl.DataFrame:
     """
     known = index.select("video_id", "group_id", "label", source=source_expression(index, column))
     known = known.drop_nulls("source").sort("video_id")
-    sources, groups = (known[name].rank("dense").cast(pl.Int64) - 1 for name in ("source", "group_id"))
-    num_sources = sources.n_unique()
-    if num_sources < 2:
-        named = some_of(known["source"].unique().sort().to_list()) or "none"
+    sources = known["source"].unique().sort().to_list()
+    if len(sources) < 2:
         raise DataError(
-            f"protocol leave_one_source_out: got the sources {named} in column {column!r}; wanted two or more. Add "
-            "corpora (-p more_corpora), or name a column of the manifest (-p source_column NAME)."
+            f"protocol leave_one_source_out: got the sources {some_of(sources) or 'none'} in column {column!r}; wanted "
+            "two or more. Add corpora (-p more_corpora), or name a column of the manifest (-p source_column NAME)."
         )
-    connected = Components(num_sources + groups.n_unique())
-    for source, group in zip(sources, groups, strict=True):
-        connected.join(source, num_sources + group)
-    labels = pl.Series(connected.label)
-    separate = labels.gather(sources).cast(pl.String)
-    return known.select("video_id", "label", group_id=separate)
+    return known.select("video_id", "label", group_id=_connected(known, "source", "group_id"))
 
 
 def _leave_one_source_out(index: pl.DataFrame, column: str, num_folds: int, seed: int) -> pl.DataFrame:
