@@ -266,10 +266,10 @@ class CorpusFiles:
                 return None
         except OSError as error:
             is_missing = isinstance(error, FileNotFoundError) or os.path.islink(full)  # noqa: PTH114
-            reason = f"missing_{self.kind}" if is_missing else "unreadable"
             remedy = "Check its spelling (case, '/', Unicode form), links and permissions, restore it, or drop its row."
             if full != full.encode(errors="replace").decode():
                 remedy = "The name is no UTF-8. If the file exists, save the table as UTF-8."
+            reason = f"missing_{self.kind}" if is_missing else "unreadable"
             return Refusal(reason, f"no file {path!r} in the corpus folder: {error.strerror}. {remedy}")
         place = full if os.path.islink(full) else os.path.dirname(full)  # noqa: PTH114, PTH120
         if not self._allow_outside and not f"{self._real(place)}{os.sep}".startswith(self._real_prefix):
@@ -277,8 +277,8 @@ class CorpusFiles:
         if stat.S_ISREG(mode):
             return None
         if self.kind == "video" and (names := picture_names(full)):
-            links = (name for name in names if os.path.islink(f"{full}/{name}"))  # noqa: PTH114
-            return next((refusal for name in links if (refusal := self.check(f"{path}/{name}"))), None)
+            refusals = (self.check(f"{path}/{name}") for name in names if os.path.islink(f"{full}/{name}"))  # noqa: PTH114
+            return next(filter(None, refusals), None)
         return Refusal("not_a_file", f"{path!r} is not a regular file. List {self.kind} files only.")
 
     def walk(

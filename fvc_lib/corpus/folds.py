@@ -367,11 +367,11 @@ def split_parts(
             continue
         for number, part in enumerate(missing):
             share = _SHARES[part]
-            still_needed = len(missing) - number  # a group for train and for each part after this one
-            count = min(max(1, round(share * len(left))), len(left) - still_needed)
+            # A group is still needed for train and for each part after this one.
+            count = min(max(1, round(share * len(left))), len(left) - len(missing) + number)
             most_rows = max(share * sum(rows_of[group] for group in left), rows_of[left[0]])
-            pool = [group for group in left if rows_of[group] <= most_rows]
-            pool = pool if len(pool) >= count else left[:count]
+            num_small = sum(rows_of[group] <= most_rows for group in left)  # these come first
+            pool = left[: max(num_small, count)]
             places = _spread(count, len(pool), np.random.default_rng(_hash(seed, part, str(stratum))))
             part_of |= dict.fromkeys((pool[place] for place in places), part)
             left = [group for group in left if part_of[group] == "train"]

@@ -207,17 +207,14 @@ def join_frames(
     for folder, numbers, problem in picture_folders(paths, facts, words, names_in):
         usable = [number for number in numbers if isinstance(places[number], str)]
         first = (usable or numbers)[0]
-        for number in numbers:
-            row, place = rows[number], places[number]
-            if problem and row.stated_group:
-                continue
+        stays = [number for number in numbers if rows[number].stated_group] if problem else [first]
+        for number in sorted(set(numbers) - set(stays)):
+            row, place = left.pop(number)
             if problem and isinstance(place, str):
                 detail = f"{row.origin} row {row.row}: {problem}. {LAYOUT}; or name it in column 'group'."
                 place = Refusal("unassigned_picture", detail)
-            if problem or number != first:
-                del left[number]
-                if isinstance(place, Refusal):
-                    rejections.add(row, place)
+            if isinstance(place, Refusal):
+                rejections.add(row, place)
         if not problem:
             num_frames += len(numbers)
             stated = [json.loads(rows[number].attributes or "{}").items() for number in numbers]

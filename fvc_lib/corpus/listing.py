@@ -348,9 +348,9 @@ def read_corpora(
         return read[0]
     files = [Path(os.path.realpath(part.root)) / path_from_text(entry.path) for part in read for entry in part.entries]
     if twice := [path for path, count in Counter(files).items() if count > 1]:
+        shown = some_of([part.shown for part in read])
         raise UsageError(
-            f"more_corpora: two of {some_of([part.shown for part in read])} both list {str(twice[0])!r}. Give one of the "
-            "two, or move one out of the other."
+            f"more_corpora: two of {shown} both list {str(twice[0])!r}. Give one, or move one out of the other."
         )
     names = [{part.name, *(entry.corpus for entry in part.entries)} for part in read]
     uses = Counter(chain(*names))

@@ -89,10 +89,8 @@ def tar_samples(
             try:
                 contents = contents_of(files.root / name)
             except OSError as error:
-                detail = (
-                    f"the tar {name!r} {error.strerror}. Fetch it again, or unpack it (gunzip) and pack plain tars."
-                )
-                refusal = Refusal("unreadable", detail)
+                remedy = "Fetch it again, or unpack it (gunzip) and pack plain tars."
+                refusal = Refusal("unreadable", f"the tar {name!r} {error.strerror}. {remedy}")
         if contents.damage:
             detail = f"the tar {name!r} is cut or damaged ({contents.damage}): only the members before that are used."
             refusal = Refusal("truncated", f"{detail} Fetch it again.")
@@ -135,7 +133,6 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, picture
     for key in (*videos, *sorted(alone)):
         owner = owner_of.get(key, key)
         cells = dict[str, str]()
-        links = []
         refusal: Refusal | None = None
         try:
             cells = _read_texts(contents, texts[key] or texts[owner])
@@ -144,17 +141,15 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, picture
         if cut & {key, owner}:
             detail = f"{key!r} in {tar}: the tar is cut or damaged within it. Fetch the tar again."
             refusal = Refusal("truncated", detail)
-        if len(videos[key]) > 1:
-            links.append(path_to_text(f"sample {tar}/{key}"))
+        links = [path_to_text(f"sample {tar}/{key}")] if len(videos[key]) > 1 else []
         if cells.get("url") and {"key", "status"} <= cells.keys():  # clips that video2dataset cut from one video
             links.append(path_to_text(f"url {cells['url']}"))
-        if not videos[key]:
-            detail = f"{key!r} in {tar} has no video. Pack plain files, each once."
-            yield TarSample(path_to_text(f"{tar}/{key}"), cells, (), refusal or Refusal("missing_video", detail))
-        for name in videos[key]:
-            member, refused = contents.members[name], refusal
+        for name in videos[key] or [key]:
+            member = contents.members[name] if videos[key] else "has no video"
+            refused = refusal
             if isinstance(member, str) and refused is None:
-                refused = Refusal("not_a_file", f"{name!r} in {tar} {member}. Pack plain files, each once.")
+                reason = "not_a_file" if videos[key] else "missing_video"
+                refused = Refusal(reason, f"{name!r} in {tar} {member}. Pack plain files, each once.")
             yield TarSample(path_to_text(f"{tar}/{name}"), cells, tuple(links), refused)
 
 
