@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import av
 import safetensors.numpy
@@ -38,7 +38,6 @@ from fvc_lib.tasks.predicting import Predictor, Standing, Strict, Trained, predi
 from fvc_lib.tasks.shared_training import TrainedClass
 from fvc_lib.tasks.video.classical import described_in
 
-FORMAT = 9
 RECORD = "bundle.json"
 DIGESTS = "digests.json"
 CARD = "README.md"
@@ -91,7 +90,7 @@ class BundleRecord(Strict):
         section: entries that the task adds.
     """
 
-    format: int
+    format: Literal[9]
     made_with: dict[str, str]
     name: Name
     decode_hash: Digest
@@ -160,7 +159,7 @@ def _fill(predictor: Predictor, folder: Path, card: str) -> None:
     if network:
         params = _write_params(folder, config)
     record = BundleRecord(
-        format=FORMAT,
+        format=9,
         made_with={"fvc": __version__, "torch": str(torch.__version__), "av": av.__version__},
         name=predictor.name,
         decode_hash=predictor.decode_hash,
@@ -260,10 +259,7 @@ class Bundle:
         """
         folder = folder.expanduser().absolute()
         _check_files(folder)
-        document = read_json_object(folder / RECORD)
-        if (found := document.get("format")) != FORMAT:
-            raise refused(folder, f"got format {found!r}, and this version of FVC ({__version__}) reads {FORMAT}")
-        record = _parsed(BundleRecord, folder, document)
+        record = _parsed(BundleRecord, folder, read_json_object(folder / RECORD))
         return cls(folder, record, _config_of(folder, record.params, allow_code=allow_code), allow_code)
 
     def trained(self, stem: str, *, fold: str = "", **more: Any) -> Trained:

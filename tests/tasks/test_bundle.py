@@ -177,8 +177,7 @@ def test_pickles_and_weights_of_another_network_are_refused_and_not_run(copy, tm
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"format": 5}, "got format 5, and this version of FVC .* reads 9"),
-        ({"format": None}, "got format None"),
+        ({"format": 5}, "format: Input should be 9"),
         ({"section": {"folds": []}}, "bundle.json, ranges"),
         ({"weights": {}}, "fold_0.safetensors is missing"),
         ({"name": "/../../../x"}, r"bundle.json, name"),
