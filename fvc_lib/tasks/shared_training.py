@@ -381,10 +381,7 @@ def train(
     An earlier attempt is continued from its checkpoint. A training that is finished already is not repeated: its stored
     outcome is returned.
     """
-    opened = OpenTraining(stage, fold, paths, config, read, record, **options)
-    for network, batch in opened.batches():
-        opened.step(opened.loss(network, batch))
-    return opened.finish()
+    return OpenTraining(stage, fold, paths, config, read, record, **options).run()
 
 
 class OpenTraining(Generic[R]):
@@ -587,6 +584,12 @@ class OpenTraining(Generic[R]):
         clipped, as ``gradient_norm`` of the phase ``train``.
         """
         self._engine.transaction.step(loss)
+
+    def run(self) -> TrainingOutcome[R]:
+        """Train to the end with the task's loss, and finish; raises as ``batches`` and ``finish``."""
+        for network, batch in self.batches():
+            self.step(self.loss(network, batch))
+        return self.finish()
 
     def finish(self) -> TrainingOutcome[R]:
         """Choose the epoch, the temperature and the threshold, score the test part once, and write the record.
