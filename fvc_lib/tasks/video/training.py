@@ -54,7 +54,7 @@ from fvc_lib.services.tables import (
     write_table,
 )
 from fvc_lib.services.tasks import FINAL_TRAINING, FOLD_TRAINING, KFOLD
-from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings, class_losses
+from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings
 from fvc_lib.tasks.shared_training import (
     OUTCOME,
     ControlLog,
@@ -100,10 +100,7 @@ def train_fold(
         DataError: the fold does not exist, clips are missing, or the training part has one class.
         FvcError: as ``OpenTraining``, which explains the options.
     """
-    training = open_training(paths, config, fold, **options)
-    for network, batch in training.batches():
-        training.step(training.loss(network, batch))
-    return training.finish()
+    return open_training(paths, config, fold, **options).run()
 
 
 def open_training(
@@ -315,22 +312,16 @@ class VideoTask:
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
         """Return the class-weighted sum of cross-entropy and penalty over the batch, and the sum of the weights."""
-        mixed = batch.tensors.get("target")
-        logits = outputs["logits"].float()
-        smoothing = self._config.label_smoothing
-        labels = batch.tensors["label"] if mixed is None else mixed
+        labels = batch.tensors.get("target", batch.tensors["label"])
         real, fake = self._weights
-        weights = real * (1 - labels) + fake * labels
+        as_real, as_fake = real * (1 - labels), fake * labels
+        weights = as_real + as_fake
+        share = self._config.label_smoothing / 2  # of a sample's weight that its other class gets
+        targets = ((1 - share) * as_fake + share * as_real) / weights
+        loss = F.binary_cross_entropy_with_logits(outputs["logits"].float(), targets, weights, reduction="sum")
         # With the weights of the clips the penalty counts once in the mean, however the batch is split.
         penalty = (outputs["penalty"] * weights).sum() if "penalty" in outputs else 0.0
-        if mixed is None and not smoothing:
-            loss = F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
-            return LossSum(loss + penalty, weights.sum())
-        # A sigmoid is a softmax over the logit and 0.
-        targets = torch.stack([real * (1 - labels), fake * labels], dim=1)
-        both = torch.stack([torch.zeros_like(logits), logits], dim=1)
-        losses = class_losses(both, targets, label_smoothing=smoothing)
-        return LossSum(losses.sum() + penalty, weights.sum())
+        return LossSum(loss + penalty, weights.sum())
 
     def new_accumulator(self) -> "BinaryScores":
         """Return an empty ``BinaryScores``."""
