@@ -205,8 +205,6 @@ class ProcessRanks(Ranks):
 
         If some ranks failed and others were stopped, the error of a failed rank is raised.
         """
-        if self._over:
-            raise RankLostError(f"this rank has left the others already and cannot meet them at {place!r}.")
         rows = self._exchange(place, mine)
         failures = [(rank, *failure) for rank, (_, _, failure) in enumerate(rows) if failure]
         if failures:

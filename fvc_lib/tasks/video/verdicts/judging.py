@@ -224,20 +224,18 @@ def case_table(detector: VideoDetector, of_case: Mapping[str, Sequence[Finding]]
     rows, how = list[tuple[object, ...]](), detector.config.case_score
     for case, findings in of_case.items():
         scored = [found for found in findings if found.logits]
-        score = None
-        verdict = None
-        reasons = ["No video of it has a score."]
+        columns, reasons = dict[str, Any](), ["No video of it has a score."]
         if scored:
             num_networks = max(len(found.logits) for found in scored)
             logits = np.array([np.broadcast_to(found.logits, num_networks) for found in scored])
             merged = p_values(detector.known.witnesses, logits).of_case(how)
             (answer,) = detector.known.answers_to(merged, rule)
             unlike = dict.fromkeys(sentence for found in scored for sentence in found.unfamiliar)
-            verdict, reasons = _concluded(answer, rule, list(unlike))
             one = np.zeros(len(scored))
             combined = [case_scores(column, one, how)[1][0] for column in logits.T]
-            score = float(probabilities(np.array(combined), 1.0).mean())
-        rows.append((case, len(findings), len(scored), score, verdict, " ".join(reasons)))
+            columns, reasons = judged(combined, answer, detector.known, rule, list(unlike))
+        judgement = columns.get("score"), columns.get("verdict"), " ".join(reasons)
+        rows.append((case, len(findings), len(scored), *judgement))
     return pl.DataFrame(rows, _CASE_COLUMNS, orient="row")
 
 
