@@ -64,8 +64,6 @@ class Noise:
 
     shape: tuple[int, ...]
 
-    classes = None
-
     def __len__(self) -> int:
         return 16
 

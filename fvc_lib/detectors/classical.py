@@ -335,7 +335,6 @@ for _name, (_model, _packages, _paper, _bibtex) in _MODELS.items():
 def refuse_settings(config: RunConfig) -> None:
     """Raise ``UsageError`` if ``config`` sets parameters that do not apply to a model on features, such as ``head``."""
     wrong: dict[str, object] = {
-        "class_balance": config.class_balance not in ("loss", "none"),
         "num_ranks": config.num_ranks > 1,
         "device": config.device not in ("auto", "cpu"),
         "head": config.head,
@@ -360,5 +359,5 @@ def refuse_settings(config: RunConfig) -> None:
     if names := [name for name, is_wrong in wrong.items() if is_wrong]:
         raise UsageError(
             f"{', '.join(names)}: model {config.model!r} is fitted to features of whole videos, in one process on the "
-            "CPU. Leave them out (class_balance: loss or none)."
+            "CPU. Leave them out."
         )

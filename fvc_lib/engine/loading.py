@@ -24,30 +24,15 @@ IntArray = npt.NDArray[np.int64]
 Indices = TypeVar("Indices", list[int], range)
 
 
-def epoch_order(num_samples: int, epoch: int, seed: int, classes: Sequence[int] | None = None) -> IntArray:
-    """Return the order of the samples in one epoch: (num_samples,) int64 sample indices.
+def epoch_order(num_samples: int, epoch: int, seed: int) -> IntArray:
+    """Return the order of the samples in one epoch, a permutation: (num_samples,) int64 sample indices.
 
     Args:
         num_samples: number of samples in the data set.
         epoch: the epoch, 0-based. Epochs differ in their order.
         seed: seed of the order.
-        classes: (num_samples,) class of every sample, to balance the classes; None: the order is a permutation. All
-            classes occur equally often, up to a difference of one. Samples of a rare class are repeated, all of them
-            equally often up to a difference of one. Of a common class only some samples occur, without repetition.
     """
-    generator = np.random.default_rng(stable_seed("epoch order", seed, epoch))
-    if classes is None:
-        return generator.permutation(num_samples)
-    labels = np.asarray(classes)
-    kinds = np.unique(labels)
-    shares = np.full(kinds.size, num_samples // kinds.size)
-    shares[generator.permutation(kinds.size)[: num_samples % kinds.size]] += 1
-    drawn = []
-    for kind, share_of_kind in zip(kinds, shares, strict=True):
-        members = np.flatnonzero(labels == kind)
-        rounds = [generator.permutation(members) for _ in range(-(-share_of_kind // members.size))]
-        drawn.append(np.concatenate(rounds)[:share_of_kind])
-    return generator.permutation(np.concatenate(drawn))
+    return np.random.default_rng(stable_seed("epoch order", seed, epoch)).permutation(num_samples)
 
 
 def effective_batches(order: IntArray, size: int, first: int = 0) -> list[list[int]]:

@@ -48,7 +48,6 @@ class EngineSettings:
     max_gradient_norm: float
     early_stopping_epochs: int  # 0 means never
     seed: int
-    balance_classes: bool = False  # draw classes equally often (the training data must have ``classes``)
     num_workers: int = 0
     max_nonfinite_steps: int = 5  # steps that may be skipped because of a NaN or infinity; one more ends the training
     checkpoint_seconds: float = 120.0  # at most this long between checkpoints within an epoch
@@ -294,11 +293,8 @@ class Engine:
         every epoch are followed by the validation batches.
         """
         data, settings = self.task.training_data, self.settings
-        classes = data.classes if settings.balance_classes else None
-        if settings.balance_classes and classes is None:
-            raise DataError("balanced sampling: the training data names no classes; turn it off or give them.")
         for epoch in range(epochs_done, settings.epochs):
-            order = loading.epoch_order(len(data), epoch, settings.seed, classes)
+            order = loading.epoch_order(len(data), epoch, settings.seed)
             for samples in effective_batches(order, settings.effective_batch_size, batches_done):
                 yield PlannedBatch(_TRAINING, epoch, share(samples, self._ranks.rank, self._ranks.size))
             batches_done = 0

@@ -154,10 +154,6 @@ class SampleColumns:
 class SampleSet(Protocol):
     """A data set whose samples are read by index."""
 
-    @property
-    def classes(self) -> Sequence[int] | None:
-        """Return the classes of the N samples as integers, for balanced sampling; None if there are no classes."""
-
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Sample: ...

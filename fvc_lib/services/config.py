@@ -228,9 +228,7 @@ class RunConfig(BaseModel):
     learning_rate: float = field(0.003, "weights", "AdamW's peak rate after warm-up, before cosine decay", gt=0)
     weight_decay: float = field(0.01, "weights", "AdamW's decoupled weight decay", ge=0)
     warmup_share: float = field(0.1, "weights", "share of all steps spent warming up linearly", ge=0, lt=1)
-    class_balance: Literal["loss", "sampler", "none"] = field(
-        "loss", "weights", "loss: weigh classes; sampler: draw them evenly; none", _LABELLED
-    )
+    class_balance: Literal["loss", "none"] = field("loss", "weights", "loss: weigh classes; none", _LABELLED)
     early_stopping_epochs: int = field(
         6, "weights", "stop after this many epochs without a better validation loss, where there is one; 0: never", ge=0
     )

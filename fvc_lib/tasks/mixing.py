@@ -5,7 +5,6 @@ seeded with the sample's id and the epoch, draws whether a sample is mixed, with
 does not depend on the micro-batch, the rank or the loader process.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,13 +24,11 @@ class MixSettings:
         mixup_alpha: the first sample's share of the mixture is drawn from Beta(alpha, alpha); 0: no mixup.
         cutmix_alpha: the first sample's share of the area is drawn from Beta(alpha, alpha); 0: no cutmix. If both
             alphas are above 0, mixup and cutmix are equally likely.
-        balanced: whether the partner's class is drawn first, all classes equally often.
     """
 
     share: float = 0.0
     mixup_alpha: float = 0.0
     cutmix_alpha: float = 0.0
-    balanced: bool = False
 
     @property
     def mixes(self) -> bool:
@@ -55,13 +52,7 @@ class Mix:
     share: float
 
 
-def draw_mix(
-    settings: MixSettings,
-    num_samples: int,
-    size: int,
-    generator: np.random.Generator,
-    rows_of_class: Sequence[np.ndarray] | None = None,
-) -> Mix | None:
+def draw_mix(settings: MixSettings, num_samples: int, size: int, generator: np.random.Generator) -> Mix | None:
     """Draw how a training sample is mixed with a second one, its partner; return None if it is not mixed.
 
     Args:
@@ -69,17 +60,12 @@ def draw_mix(
         num_samples: number of samples that the partner is drawn from.
         size: side of the square frames, in pixels.
         generator: source of all random draws.
-        rows_of_class: int64 row numbers of each class. The partner's class is then drawn first, all classes equally
-            often. None: all samples equally often.
     """
     kinds = [kind for kind, alpha in (("mixup", settings.mixup_alpha), ("cutmix", settings.cutmix_alpha)) if alpha]
     if not kinds or num_samples < 2 or generator.uniform() >= settings.share:
         return None
     kind = kinds[int(generator.integers(len(kinds)))]
-    if rows_of_class is None:
-        partner = int(generator.integers(num_samples))
-    else:
-        partner = int(generator.choice(rows_of_class[int(generator.choice(len(rows_of_class)))]))
+    partner = int(generator.integers(num_samples))
     if kind == "mixup":
         return Mix(partner, None, float(generator.beta(settings.mixup_alpha, settings.mixup_alpha)))
     # A square with 1 - share of the area lies around a random point and is cut at the edges, so it may be smaller (Yun
@@ -89,11 +75,6 @@ def draw_mix(
     edges = np.clip(np.rint([down - half, down + half, across - half, across + half]), 0, size).astype(int)
     top, bottom, left, right = edges.tolist()
     return Mix(partner, (top, bottom, left, right), 1 - (bottom - top) * (right - left) / size**2)
-
-
-def rows_of_classes(labels: np.ndarray) -> list[np.ndarray]:
-    """Return the row numbers of each class of ``labels`` (N,): one int64 array per class, sorted by class."""
-    return [np.flatnonzero(labels == label) for label in np.unique(labels)]
 
 
 def mixed_pixels(pixels: Tensor, partner: Tensor, mix: Mix) -> Tensor:

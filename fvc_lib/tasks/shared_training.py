@@ -676,16 +676,13 @@ class ControlLog:
         self.metrics.log(step=step, epoch=epoch, phase=self.name, metrics=renamed)
 
 
-def settings_of(
-    config: RunConfig, seed: int, default_micro_batch: int, *, balance_classes: bool = False
-) -> EngineSettings:
+def settings_of(config: RunConfig, seed: int, default_micro_batch: int) -> EngineSettings:
     """Return the engine's settings for one training.
 
     Args:
         config: resolved parameters.
         seed: seed of the training.
         default_micro_batch: size of a micro-batch where ``batch_size`` is 0.
-        balance_classes: whether all classes are drawn equally often over an epoch.
     """
     return EngineSettings(
         epochs=config.epochs,
@@ -697,7 +694,6 @@ def settings_of(
         max_gradient_norm=MAX_GRADIENT_NORM,
         early_stopping_epochs=config.early_stopping_epochs,
         seed=seed,
-        balance_classes=balance_classes,
         num_workers=min(config.num_workers, available_cores()),
         checkpoint_seconds=60 * config.checkpoint_minutes,
         gradient_checkpointing=config.gradient_checkpointing,

@@ -99,7 +99,7 @@ def test_a_step_that_never_fits_ends_with_the_checkpoint_and_what_to_try(make_en
 def test_memory_that_ends_while_loading_ends_with_the_checkpoint_and_what_to_try(make_engine, tasks, observer):
     class Hungry:
         def __init__(self, data):
-            self.data, self.classes, self.count = data, data.classes, 0
+            self.data, self.count = data, 0
 
         def __len__(self):
             return len(self.data)

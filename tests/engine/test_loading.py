@@ -16,8 +16,6 @@ BATCHES = [[0, 1], [2], [3, 4, 5], [1], [0, 5]]
 class Numbers:
     """Samples whose value is their index. Loading a sample in ``deadly`` kills the process."""
 
-    classes = None
-
     def __init__(self, folder, deadly=()):
         self.folder, self.deadly = folder, set(deadly)
 

@@ -1,4 +1,3 @@
-import numpy as np
 from hypothesis import given, strategies as st
 
 from fvc_lib.engine.loading import epoch_order, share
@@ -12,18 +11,6 @@ def test_an_epoch_is_a_permutation_and_a_pure_function(num_samples, epoch, seed)
     order = epoch_order(num_samples, epoch, seed)
     assert sorted(order.tolist()) == list(range(num_samples))
     assert epoch_order(num_samples, epoch, seed).tolist() == order.tolist()
-
-
-@given(st.lists(st.sampled_from([0, 1, 5]), min_size=1, max_size=60), SEEDS)
-def test_balanced_sampling_gives_classes_equal_places_and_members_equal_turns(classes, seed):
-    order = epoch_order(len(classes), 0, seed, classes)
-    drawn = np.asarray(classes)[order]
-    places = [int((drawn == kind).sum()) for kind in set(classes)]
-    assert order.size == len(classes)
-    assert max(places) - min(places) <= 1
-    for kind in set(classes):
-        turns = [int((order == member).sum()) for member in np.flatnonzero(np.asarray(classes) == kind)]
-        assert max(turns) - min(turns) <= 1
 
 
 def test_the_order_is_the_same_on_every_machine():

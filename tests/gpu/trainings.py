@@ -34,11 +34,6 @@ class NoisyClips:
     frames: int = 4
     side: int = 32
 
-    @property
-    def classes(self) -> tuple[int, ...]:
-        """The classes of the clips: 1 for a fake, else 0."""
-        return tuple(index % 2 for index in range(self.number))
-
     def __len__(self) -> int:
         return self.number
 

@@ -15,8 +15,6 @@ from fvc_lib.engine.task import LossSum, Sample
 class Numbers:
     """Forty samples of eight numbers."""
 
-    classes = None
-
     def __len__(self) -> int:
         return 40
 

@@ -66,10 +66,6 @@ class Clips:
     number: int
     drawn: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    @property
-    def classes(self) -> tuple[int, ...]:
-        return tuple(index % 2 for index in range(self.number))
-
     def __len__(self) -> int:
         return self.number
 

@@ -47,8 +47,6 @@ class MadeUpPairs:
     texts: tuple[int, ...]
     config: RunConfig = CONFIG
 
-    classes = None
-
     def __len__(self):
         return len(self.videos)
 

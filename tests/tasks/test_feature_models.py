@@ -164,7 +164,6 @@ def test_videos_without_features_are_named_and_so_are_families_that_were_not_mea
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"class_balance": "sampler"}, "class_balance"),
         ({"num_ranks": 2}, "num_ranks"),
         ({"device": "cuda"}, "device"),
         ({"crop": "face"}, "crop"),

@@ -43,7 +43,7 @@ from fvc_lib.tasks.image.training import (
     require_backbone,
     train_images,
 )
-from fvc_lib.tasks.mixing import Mix, MixSettings, class_losses, draw_mix, mixed_pixels, mixed_target, rows_of_classes
+from fvc_lib.tasks.mixing import Mix, MixSettings, class_losses, draw_mix, mixed_pixels, mixed_target
 from tests.kits.engine_kit import stop_after
 from tests.kits.split_runs import image_results_of, image_tables, image_task, write_image_tables
 from tests.kits.training import ListLog
@@ -78,7 +78,6 @@ def test_a_sample_is_a_picture_with_what_is_known_of_it(corpus):
     assert tensors["class_index"].tolist() == records.class_indices.tolist()
     has_class = records.class_indices >= 0
     assert not has_class.all()
-    assert data.classes is None  # balanced sampling would never draw a picture without a class
     assert tensors["class_target"].sum(1).tolist() == has_class.astype(float).tolist()
     assert tensors["class_target"].argmax(1)[has_class].tolist() == records.class_indices[has_class].tolist()
     there = np.isfinite(records.values)
@@ -249,14 +248,6 @@ def test_mixup_blends_pictures_and_classes_by_share():
     assert mixed == [[0.75, 0.5], [0.75, 0.0]]
 
 
-def test_where_batches_are_balanced_so_are_the_partners_classes():
-    labels = np.array([0] * 90 + [1] * 10)
-    generators = (np.random.default_rng(seed) for seed in range(2000))
-    partners = [draw_mix(MixSettings(1.0, 0.2), 100, 16, each, rows_of_classes(labels)).partner for each in generators]
-    assert 0.45 < labels[partners].mean() < 0.55
-    assert set(partners) == set(range(100))
-
-
 # Scores
 
 
@@ -421,8 +412,6 @@ def test_a_checkpoint_is_bound_to_what_weights_depend_on(trained, tmp_path):
         with_weights = config.model_copy(update={"backbone_weights": str(tmp_path / name)})
         parameters.append(image_split_training(root, parts, with_weights).parameters)
     assert parameters[0] == parameters[1] != parameters[2]
-    with pytest.raises(UsageError, match="class_balance sampler"):  # a picture has no class
-        image_split_training(root, parts, config.model_copy(update={"class_balance": "sampler"}))
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,6 @@ STAGE = "10_image_recognition"
 class Line:
     """Points of a line, ``y = 3 x``."""
 
-    classes = None
-
     def __init__(self, count: int) -> None:
         self.count = count
 

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -24,7 +23,7 @@ from fvc_lib.services.atomic_files import path_from_text, sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import PARTS
-from fvc_lib.tasks.mixing import MixSettings, class_losses, draw_mix, mixed_pixels, mixed_target, rows_of_classes
+from fvc_lib.tasks.mixing import MixSettings, class_losses, draw_mix, mixed_pixels, mixed_target
 from fvc_lib.video.decode.still_image import decode_image
 
 LABELS = "labels.json"  # file of ``ImageLabels``, next to the weights
@@ -266,15 +265,6 @@ class ImageDataset:
     seed: int = 0
     epoch: int = 0
 
-    @property
-    def classes(self) -> tuple[int, ...] | None:
-        """The class index of each picture, by which the engine can draw all classes equally often.
-
-        None if a picture has no class, since it would never be drawn.
-        """
-        indices = self.records.class_indices.tolist()
-        return None if UNKNOWN_CLASS in indices else tuple(indices)
-
     def at_epoch(self, epoch: int) -> Self:
         """Return the samples of ``epoch`` (0-based): the same pictures with other random crops and mixtures.
 
@@ -287,9 +277,7 @@ class ImageDataset:
 
     def __getitem__(self, index: int) -> Sample:
         own = self._own_tensors(index)
-        mix = self.mixing and draw_mix(
-            self.mixing, len(self), self.size, self._generator("mix", index), self._rows_of_class
-        )
+        mix = self.mixing and draw_mix(self.mixing, len(self), self.size, self._generator("mix", index))
         if mix:
             other = self._own_tensors(mix.partner)
             own["image"] = mixed_pixels(own["image"], other["image"], mix)
@@ -298,10 +286,6 @@ class ImageDataset:
                 own[name] = mixed_target(own[name], other[name], mix)
             own["values"] = own["known"] * own["values"]
         return Sample(self.records.table["image_id"][index], own)
-
-    @cached_property
-    def _rows_of_class(self) -> list[np.ndarray] | None:
-        return rows_of_classes(self.records.class_indices) if self.mixing and self.mixing.balanced else None
 
     def _own_tensors(self, index: int) -> dict[str, Tensor]:
         """Return the tensors of the picture with number ``index``, by name, before another picture is mixed in."""

@@ -19,7 +19,7 @@ from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import content_digest, write_json
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import IMAGE_RECOGNITION as STAGE
 from fvc_lib.tasks import shared_training
@@ -52,7 +52,7 @@ def train_images(
     Raises:
         VideoError: a picture is missing or damaged.
         DataError: the training part lacks a class or a target, or an output for a test picture is not finite.
-        UsageError: backbone or weights do not load, or balanced sampling is on while a picture has no class.
+        UsageError: backbone or weights do not load.
         FvcError: as ``shared_training.train``, which explains ``options``.
     """
     outputs = [paths.image_predictions, paths.target_predictions, paths.training_checkpoints(STAGE) / LABELS]
@@ -138,22 +138,14 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
         root: folder of the corpus.
         parts: the pictures, split into parts.
         config: the run's parameters.
-
-    Raises:
-        UsageError: balanced sampling is on while a training picture has no class.
     """
-    balance = config.class_balance
-    weights = balancing_weights(parts.train, len(parts.labels.classes)) if balance == "loss" else 1.0
-    mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha, balance == "sampler")
+    balances = config.class_balance == "loss"
+    weights = balancing_weights(parts.train, len(parts.labels.classes)) if balances else 1.0
+    mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha)
     validation = ImageDataset(root, parts.validation, parts.labels, config.image_size, weights)
     training = replace(validation, records=parts.train, mixing=mixing, seed=stable_seed("images", config.seed))
-    if mixing.balanced and training.classes is None:
-        raise UsageError(
-            f"class_balance {balance}: some training pictures have no class, and would never be drawn. Take "
-            "-p class_balance loss or none."
-        )
     seed = stable_seed(STAGE, config.seed)
-    settings = shared_training.settings_of(config, seed, DEFAULT_MICRO_BATCH, balance_classes=mixing.balanced)
+    settings = shared_training.settings_of(config, seed, DEFAULT_MICRO_BATCH)
     initial = content_digest(config.backbone_weights) if config.backbone_weights else ""
     return Training(
         stage=STAGE,

@@ -23,7 +23,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import LABELS
 from fvc_lib.services.tasks import CONTROL_TRAININGS, KFOLD, REAL_SOURCES, SHUFFLED_LABELS
-from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels, rows_of_classes
+from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels
 from fvc_lib.tasks.video.calibration import RecordedSelection
 from fvc_lib.tasks.video.controls import of_two_sources
 from fvc_lib.tasks.video.features import FeatureSource
@@ -104,13 +104,6 @@ class ClipDataset:
         self._mixing, self._bands, self._seed, self._epoch = mixing, bands, seed, 0
         num_frames, *pixels = source.shape
         self._shape = (num_frames // clips, *pixels)  # (T, 3, S, S) of one clip
-        labels = np.array([row.label for row in self.rows])
-        self._rows_of_class = rows_of_classes(labels) if mixing and mixing.balanced else None
-
-    @property
-    def classes(self) -> tuple[int, ...]:
-        """The labels of all samples."""
-        return tuple(row.label for row in self.rows for _ in range(self._per_row))
 
     def __len__(self) -> int:
         return len(self.rows) * self._per_row
@@ -166,7 +159,7 @@ class ClipDataset:
 
     def _mix(self, tensors: dict[str, Tensor], number: int, row: ClipRow, settings: MixSettings) -> None:
         generator = np.random.default_rng(stable_seed("clip mix", self._seed, row.clip_id, self._epoch))
-        mix = draw_mix(settings, len(self.rows), self._source.shape[-1], generator, self._rows_of_class)
+        mix = draw_mix(settings, len(self.rows), self._source.shape[-1], generator)
         if mix is None:
             return
         frames = np.empty(self._shape, np.uint8)

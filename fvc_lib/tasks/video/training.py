@@ -382,7 +382,7 @@ def engine_settings(config: RunConfig, fold: int | None) -> EngineSettings:
     """Return the engine's settings for training on an outer fold, or on all groups (``fold`` is None)."""
     seed = stable_seed("fold", config.seed, "final" if fold is None else fold)
     micro_batch = DETECTORS.get(config.model).micro_batch
-    return settings_of(config, seed, micro_batch, balance_classes=config.class_balance == "sampler")
+    return settings_of(config, seed, micro_batch)
 
 
 # Networks
@@ -511,8 +511,7 @@ def _with_features(paths: RunPaths, config: RunConfig, source: Any, place: float
 
 def _task(source: ClipSource, clips: FoldClips, config: RunConfig, build: Callable[[], nn.Module] | None) -> VideoTask:
     weights = _loss_weights(clips, config)
-    balanced = config.class_balance == "sampler"
-    mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha, balanced)
+    mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha)
     used = mixing if mixing.mixes else None
     seed = stable_seed("clips", config.seed, "final" if clips.fold is None else clips.fold)
     number, bands = config.clips_per_video, config.wavelet_bands

@@ -50,8 +50,6 @@ class VideoTextDataset(ClipDataset):
         config: gives L, the number of tokens per text, and the text encoder.
     """
 
-    classes = None  # type: ignore[assignment]  # no balanced sampling
-
     def __init__(self, source: ClipSource, pairs: pl.DataFrame, tokenizer: TextTokenizer, config: RunConfig) -> None:
         super().__init__(source, [ClipRow(video_id, 0, 0) for video_id in pairs["video_id"]])
         self.sample_ids = tuple(pairs["pair_id"])
