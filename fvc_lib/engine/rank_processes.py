@@ -7,6 +7,7 @@ resumes from the checkpoint has a metric log without gaps.
 """
 
 import json
+import math
 import os
 import re
 import socket
@@ -30,6 +31,7 @@ from fvc_lib.services.stage_logs import JsonLines, Report
 
 LAUNCH_VARIABLE = "FVC_RANK_LAUNCH"
 _WATCH_SECONDS = 0.2
+_END_SECONDS = 60.0  # time that the other ranks have to end after one rank failed; torchrun gives them half of it
 # Kinds of events that happen to a single rank. All other events happen to every rank, and only rank 0 reports them.
 _OWN_EVENTS = frozenset({"out_of_memory"})
 
@@ -169,7 +171,7 @@ def run_ranks(
         RankEndedError: a rank was killed, or ended without a reason.
         FvcError: a rank failed; its error is raised with the same class.
     """
-    log, ends = Path(launch.log), dict[int, list[str] | None]()
+    log, ends, failed_at = Path(launch.log), dict[int, list[str] | None](), math.inf
     log.parent.mkdir(parents=True, exist_ok=True)
     read = dict.fromkeys([rank_file(log, rank) for rank in range(size)], 0)  # bytes
     for path in (launch.stop, *read):
@@ -208,11 +210,17 @@ def run_ranks(
             take()
             if stop is not None and stop():
                 launch.stop.touch()
+            if any(ends.values()):
+                failed_at = min(failed_at, time.monotonic())
+            if time.monotonic() - failed_at > _END_SECONDS:
+                launcher.kill()  # a rank hangs, or srun waits for a lost node
     take()
     asked = launch.stop.exists()
     launch.stop.unlink(missing_ok=True)
     if list(ends.values()) != [[]] * size:
-        raise _reason(ends, launch.log, asked=asked)
+        # With srun the rank may have lost its node instead; srun ends with 128 + the signal that killed a rank.
+        was_killed = command[0] != "srun" or launcher.returncode > 128
+        raise _reason(ends, launch.log, asked=asked, was_killed=was_killed)
 
 
 def _command(size: int, launch: Launch) -> tuple[list[str], dict[str, str]]:
@@ -238,7 +246,9 @@ def _command(size: int, launch: Launch) -> tuple[list[str], dict[str, str]]:
     return [*step, sys.executable], variables
 
 
-def _reason(ends: Mapping[int, list[str] | None], log: str, *, asked: bool) -> FvcError | StoppedError:
+def _reason(
+    ends: Mapping[int, list[str] | None], log: str, *, asked: bool, was_killed: bool
+) -> FvcError | StoppedError:
     """Return the error to raise after the ranks ended: the one that explains the end best.
 
     An error of a rank is preferred to a stop, and a stop to a lost connection. A lost connection mostly is a
@@ -249,11 +259,12 @@ def _reason(ends: Mapping[int, list[str] | None], log: str, *, asked: bool) -> F
             work, and None if the rank wrote no end.
         log: path of the ranks' output, for the message.
         asked: whether the ranks were asked to stop.
+        was_killed: whether a rank that wrote no end was killed.
     """
     errors = [error_named(*end) for _, end in sorted(ends.items()) if end]
     errors.sort(key=lambda error: (isinstance(error, RankLostError), isinstance(error, StoppedError)))
     silent = ", ".join(f"rank {rank} was killed" for rank, end in sorted(ends.items()) if end is None)
-    if errors and not silent:
+    if errors and not (silent and was_killed):
         return errors[0]
     if asked and not errors:
         return StoppedError("stopped as asked before the ranks had met; resume the run to go on.")

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from fvc_lib.engine.rank_processes import Launch, run_ranks
-from fvc_lib.engine.ranks import RankEndedError
+from fvc_lib.engine.ranks import RankEndedError, RankLostError
 from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import LATEST, PREVIOUS, load_document
 from fvc_lib.services.errors import StoppedError
@@ -66,21 +66,28 @@ SRUN = """#!/bin/sh
 # Acts as srun for two tasks on two nodes.
 while [ "$1" != "{python}" ]; do shift; done
 export SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE="1(x2)"
-SLURM_PROCID=0 "$@" <&0 & first=$!
+exec 3<&0
+SLURM_PROCID=0 "$@" <&3 & first=$!
 SLURM_PROCID=1 "$@"; second=$?
 wait $first && exit $second
 """
 
 
 @pytest.mark.slow
-def test_over_several_nodes_srun_starts_the_ranks(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("first", "second", "kind"), [("ends", "is killed", RankEndedError), ("loses the others", "fails", RankLostError)]
+)
+def test_over_several_nodes_srun_starts_the_ranks_and_a_lost_node_is_no_killed_rank(
+    tmp_path, monkeypatch, first, second, kind
+):
     srun, observer = tmp_path / "srun", Observer()
     srun.write_text(SRUN.format(python=sys.executable))
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-    with pytest.raises(RankEndedError):
-        run(tmp_path, "ends", "is killed", memory=observer)
+    with pytest.raises(kind) as raised:
+        run(tmp_path, first, second, memory=observer)
+    assert raised.type is kind
     assert [place[0] for place in observer.places] == ["train"]
 
 

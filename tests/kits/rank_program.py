@@ -6,6 +6,7 @@ import sys
 import time
 
 from fvc_lib.engine.rank_processes import Launch, RankFile, rank_place
+from fvc_lib.engine.ranks import RankLostError
 from fvc_lib.services.errors import StoppedError
 
 
@@ -24,6 +25,9 @@ def main() -> None:
             time.sleep(0.01)
         file.ended(StoppedError("stopped after step 3"))
         sys.exit(75)
+    if what == "loses the others":
+        file.ended(RankLostError("the other ranks were lost"))
+        sys.exit(1)
     if what == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "waits":
