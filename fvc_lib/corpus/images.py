@@ -25,7 +25,7 @@ import polars as pl
 import polars.selectors as cs
 
 from fvc_lib.corpus import label_table
-from fvc_lib.corpus.copies.groups import Components, GroupMember, join_groups
+from fvc_lib.corpus.copies.groups import GroupMember, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.corpus_files import (
     NOT_A_LOSS,
@@ -328,7 +328,7 @@ IMAGE_LAYOUTS.register(
 # --- The index.
 
 _LISTED = {"path": pl.String, "class_label": pl.String, "stated_group": pl.String, "part": pl.String, "row": pl.Int64}
-_FACTS = {"width": pl.Int64, "height": pl.Int64, "size_bytes": pl.Int64, "content_sha256": pl.String, "copy": pl.Int64}
+_FACTS = {"width": pl.Int64, "height": pl.Int64, "size_bytes": pl.Int64, "content_sha256": pl.String, "copy": pl.String}
 _VALUE = "value:"  # prefix of a column with the known values of a target
 _NUMBERS = cs.starts_with(_VALUE)
 _LABELS = cs.by_name("class_label") | _NUMBERS
@@ -342,7 +342,6 @@ class ImageIndex:
     targets: pl.DataFrame  # IMAGE_TARGETS table of the known numbers, sorted by image and target
     rejected: pl.DataFrame  # REJECTED table
     root: Path  # absolute folder that each path is relative to
-    units: Mapping[str, str]  # unit of each target, in the requested order
     notes: tuple[str, ...]  # sentences with counts
 
 
@@ -409,7 +408,7 @@ def index_images(
             )
     images = check_table(images.select(*IMAGES.columns), IMAGES, "images")
     notes = (f"{layout}: {files.root}", *listing.notes, *split.notes)
-    return ImageIndex(images, targets, rejections.frame(), files.root, units, notes)
+    return ImageIndex(images, targets, rejections.frame(), files.root, notes)
 
 
 def learnable(images: Sequence[ListedImage], targets: Sequence[str], rejections: Rejections) -> pl.DataFrame:
@@ -454,7 +453,7 @@ def _readable(
 ) -> pl.DataFrame:
     """Return the images that can be decoded, with facts of their files in additional columns; reject the others.
 
-    The additional columns are width, height, size_bytes, content_sha256 and copy. Images with the same number in the
+    The additional columns are width, height, size_bytes, content_sha256 and copy. Images with the same text in the
     column ``copy`` are copies of each other: equal files, or pictures with near perceptual hashes. Copies must be
     known, because a model would recognise a photograph from training that was saved again, resized, cropped or
     brightened for testing.
@@ -465,19 +464,14 @@ def _readable(
         near_duplicate_bits: largest number of differing bits of near hashes; 0: only equal files are copies.
         rejections: receives the images that cannot be decoded.
     """
-    paths = images["path"].unique().sort()
-    facts_of = {path: facts for path in paths if (facts := probed[path].facts) is not None}
-    one_each = {facts.content_sha256: probed[path] for path, facts in facts_of.items()}
-    copies = Components(len(one_each))
-    if near_duplicate_bits:
-        hashes = [each.perceptual_hash for each in one_each.values()]
-        for pair in near_duplicate_links(hashes, near_duplicate_bits):
-            copies.join(*pair)
-    copy_of = dict(zip(one_each, copies.label.tolist(), strict=True))
-    rows = [(path, *astuple(facts), copy_of[facts.content_sha256]) for path, facts in facts_of.items()]
     for path, label, row in images.select("path", "class_label", "row").rows():
-        if path not in facts_of:
-            rejections.add_file(path, Refusal(probed[path].reason, probed[path].detail), label, row)
+        if (result := probed[path]).facts is None:
+            rejections.add_file(path, Refusal(result.reason, result.detail), label, row)
+    read = [(path, probed[path], facts) for path in images["path"].unique().sort() if (facts := probed[path].facts)]
+    hashes = [result.perceptual_hash for _, result, _ in read]
+    near = near_duplicate_links(hashes, near_duplicate_bits) if near_duplicate_bits else []
+    copies, _ = join_groups([GroupMember(path, path, facts.content_sha256) for path, _, facts in read], near)
+    rows = [(path, *astuple(facts), copy) for (path, _, facts), copy in zip(read, copies, strict=True)]
     table = pl.DataFrame(rows, schema={"path": pl.String, **_FACTS}, orient="row")
     return images.join(table, on="path", maintain_order="left")
 

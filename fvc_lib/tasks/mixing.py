@@ -122,8 +122,6 @@ def class_losses(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.
         targets: float (B, C), the weight of each class in the sample, at least 0.
         label_smoothing: the smoothing s, in [0, 1).
     """
-    if not logits.shape[1]:
-        return logits.new_zeros(len(logits), dtype=torch.float32)
     weights = targets.sum(1, keepdim=True)
     # Without a known class the logits must not count, even if one is infinite: 0 times infinity is NaN.
     log_probabilities = F.log_softmax(torch.where(weights > 0, logits.float(), 0.0), dim=1)

@@ -366,7 +366,7 @@ def test_pictures_of_a_dish_are_a_group_and_a_stopped_index_goes_on(dishes: Path
     check_table(index.images, IMAGES, "images")
     check_table(index.targets, IMAGE_TARGETS, "targets")
     assert (index.images.height, index.images["class_label"].null_count(), index.targets.height) == (24, 24, 24 * 2)
-    assert dict(index.units) == {"mass": "g", "calories": "kcal"}
+    assert dict(index.targets.select("target", "unit").unique().rows()) == {"mass": "g", "calories": "kcal"}
     assert set(index.images["part"]) == {"train", "validation", "test"}
     grouped = index.images.group_by("group_id").agg(pl.len(), pl.col("part").n_unique())
     assert grouped.drop("group_id").rows() == [(2, 1)] * 12
