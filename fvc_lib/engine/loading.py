@@ -137,8 +137,8 @@ def load_planned(
         if not num_workers or str(error).startswith("Caught "):  # the data set's own error
             raise
         raise LoaderDiedError(
-            f"a loader process died: {first_line(error)} The last checkpoint stands: resume. If it was killed "
-            f"for memory: {memory_advice('loaders')}"
+            f"a loader process died, or could not hand over a batch ({first_line(error)}). The last checkpoint stands: "
+            f"resume. If it was killed for memory: {memory_advice('loaders')}"
         ) from error
 
 

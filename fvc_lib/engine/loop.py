@@ -220,7 +220,8 @@ class Engine:
         )
         if self._ranks.size > 1:
             refuse_unequal_ranks(self._ranks, training_state.numerics(self.compute, self._ranks.size))
-            self._model.load_state_dict(self._ranks.from_leader("weights", self._model.state_dict))
+            weights = self._ranks.from_leader("weights", partial(training_state.copy_weights, self._model))
+            self._model.load_state_dict(weights)
             if self._ranks.rank:
                 seed_generators(stable_seed("engine", settings.seed, "rank", self._ranks.rank))
         self.initial_weights = weights_digest(self._model.state_dict())

@@ -40,7 +40,7 @@ def test_batches_are_the_same_with_loader_processes(tmp_path):
 @pytest.mark.fault(22)
 @pytest.mark.parametrize("deadly", [0, 3])
 def test_a_killed_loader_process_ends_it_with_what_to_try(tmp_path, deadly):
-    with pytest.raises(LoaderDiedError, match=r"a loader process died: .*-p num_workers 0"):
+    with pytest.raises(LoaderDiedError, match=r"a loader process died, .*-p num_workers 0"):
         loaded(Numbers(tmp_path, [deadly]), num_workers=2)
 
 
