@@ -429,23 +429,26 @@ def learnable(images: Sequence[ListedImage], targets: Sequence[str], rejections:
     ]
     schema = {**_LISTED, **{f"{_VALUE}{name}": pl.Float64 for name in targets}}
     table = pl.DataFrame(rows, schema=schema, orient="row").sort("path", "row")
-    has_label = pl.any_horizontal(_LABELS.is_not_null())
+    is_unknown = pl.all_horizontal(_LABELS.is_null())
     detail = pl.format("'{}' has no class and no number of the field targets. Fill one in.", "path")
-    reject(table.filter(~has_label), "nothing_to_learn", detail, rejections)
-    return table.filter(has_label)
+    return reject(table, is_unknown, "nothing_to_learn", detail, rejections)
 
 
-def reject(rows: pl.DataFrame, reason: str, detail: pl.Expr, rejections: Rejections) -> None:
-    """Add ``rows`` to ``rejections``.
+def reject(
+    rows: pl.DataFrame, is_rejected: pl.Expr, reason: str, detail: pl.Expr, rejections: Rejections
+) -> pl.DataFrame:
+    """Return ``rows`` without those of ``is_rejected``, which are added to ``rejections``.
 
     Args:
         rows: a table with the columns path, row and, if known, class_label.
+        is_rejected: expression that is true for the rows to reject.
         reason: short name of the reason, the same for all rows.
         detail: expression for the message of each row.
         rejections: receives the rows.
     """
-    for row in rows.with_columns(detail=detail).iter_rows(named=True):
+    for row in rows.filter(is_rejected).with_columns(detail=detail).iter_rows(named=True):
         rejections.add_file(row["path"], Refusal(reason, row["detail"]), row.get("class_label"), row["row"])
+    return rows.filter(~is_rejected)
 
 
 def _readable(
@@ -520,12 +523,12 @@ def one_of_each_content(images: pl.DataFrame, rejections: Rejections) -> pl.Data
         first=pl.col("path").first().over("content_sha256"),
     )
     detail = pl.format("the content of '{}' is listed with two classes or numbers. Keep the right one.", "first")
-    reject(images.filter("disputed"), "conflicting_labels", detail, rejections)
-    images = images.filter(~pl.col("disputed")).with_columns(known.first().over("content_sha256"))
-    is_first = pl.col("content_sha256").is_first_distinct()
+    images = reject(images, pl.col("disputed"), "conflicting_labels", detail, rejections)
+    images = images.with_columns(
+        known.first().over("content_sha256"), again=~pl.col("content_sha256").is_first_distinct()
+    )
     detail = pl.format("same content as '{}', which is used.", "first")
-    reject(images.filter(~is_first), "duplicate_content", detail, rejections)
-    return images.filter(is_first).sort("path")
+    return reject(images, pl.col("again"), "duplicate_content", detail, rejections).sort("path")
 
 
 def without_copies_across(rows: pl.DataFrame, part: str, same: str, rejections: Rejections) -> pl.DataFrame:
@@ -549,8 +552,7 @@ def without_copies_across(rows: pl.DataFrame, part: str, same: str, rejections: 
         "looks like '{}' of another part, or like a copy of it. Leave it out, or put both into one part. If they only "
         "look alike, lower near_duplicate_bits (0: off).", "twin",
     )  # fmt: skip
-    reject(rows.filter("is_lost"), "copy_across_split", detail, rejections)
-    return rows.filter(~pl.col("is_lost"))
+    return reject(rows, pl.col("is_lost"), "copy_across_split", detail, rejections)
 
 
 def _targets(images: pl.DataFrame, units: Mapping[str, str]) -> pl.DataFrame:

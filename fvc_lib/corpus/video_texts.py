@@ -262,7 +262,7 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
         text_sha256=pl.col("text").map_elements(lambda text: sha256(text.encode()).hexdigest(), pl.String),
     )  # fmt: skip
     is_used, detail = pl.col("row") == pl.col("used"), pl.format("the same video and text as row {}.", "used")
-    reject(table.filter(~is_used), "duplicate_pair", detail, rejections)
+    reject(table, ~is_used, "duplicate_pair", detail, rejections)
     table = table.with_columns(
         pl.col("path").min().over("content_sha256"),  # the path of a content is the first path of its files
         text_id=pl.col("text_sha256").replace_strict(video_ids(table["text_sha256"])),

@@ -345,10 +345,8 @@ def _path(rng: np.random.Generator, direction: tuple[int, int], radius: float) -
     low, high = radius + 1, CLIP_PIXELS - radius - 1
     length = rng.uniform(0.6, 0.85) * (high - low)
     first = rng.uniform(low, high - length)
-    along = np.linspace(first, first + length, NUM_FRAMES)
+    along = np.linspace(first, first + length, NUM_FRAMES)[:: sum(direction)]
     across = np.full(NUM_FRAMES, rng.uniform(low, high))
-    if sum(direction) < 0:
-        along = along[::-1]
     return np.stack([along, across] if direction[0] else [across, along], axis=1)
 
 
