@@ -116,6 +116,7 @@ def test_a_sweep_killed_in_its_second_run_goes_on_and_ends_with_a_comparison(tmp
     (page,) = place.runs.glob("sweep/comparison_*/comparison.html")
     assert "r2plus1d_small" in page.read_text()
     numbers = pl.read_csv(page.with_name("detectors.csv"))
-    assert numbers["detector"].to_list() == ["frame_cnn", "r2plus1d_small"]
-    assert numbers["num_parameters"].null_count() == numbers["milliseconds_per_clip"].null_count() == 0
+    for quantity in ("roc_auc", "num_parameters", "milliseconds_per_clip"):
+        known = numbers.filter(quantity=quantity).drop_nulls("value")
+        assert known["detector"].to_list() == ["frame_cnn", "r2plus1d_small"]
     assert page.relative_to(place.runs).as_posix() in (place.runs / "index.html").read_text()

@@ -252,8 +252,11 @@ def test_a_users_file_counts_by_what_it_held_when_it_was_trained_with(runs, tmp_
 def test_the_files_hold_numbers_and_each_publication_once(found, tmp_path):
     files = {path.name: path for path in detector_comparison.write_tables(found, tmp_path / "comparison")}
     numbers = pl.read_csv(files["detectors.csv"])
-    assert numbers["num_parameters"].to_list() == [1000, None]
-    assert numbers["roc_auc_value"][1] == pytest.approx(found.detectors[1].intervals["roc_auc"].value)
+    assert numbers.filter(quantity="num_parameters").select("detector", "value").rows() == [("frame_cnn", 1000)]
+    auc, difference = (numbers.filter(quantity=name) for name in ("roc_auc", "roc_auc_minus_reference"))
+    assert auc["value"][1] == pytest.approx(found.detectors[1].intervals["roc_auc"].value)
+    assert auc["mark"].to_list() == [None, BEST]
+    assert difference["value"].to_list() == [found.differences[0].difference.value]
     assert pl.read_csv(files["runs.csv"])["run_id"].sort().to_list() == ["run_a0", "run_a1", "run_b0", "run_b1"]
     sentences = files["answer.txt"].read_text().splitlines()
     assert sentences[0].split(" has the highest ROC AUC, ")[0] in {detector.name for detector in found.detectors}

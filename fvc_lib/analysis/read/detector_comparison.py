@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
@@ -266,26 +265,25 @@ def left_out_table(comparison: DetectorComparison) -> pl.DataFrame:
 
 
 def number_table(comparison: DetectorComparison) -> pl.DataFrame:
-    """Return all metrics and costs as numbers that are not rounded, one row per detector. The table is for programs."""
-    by_name = {pair.second: pair for pair in comparison.differences}
-    marks, rows = {BEST: "best, shown", HIGHEST: "best, not shown"}, []
-    for detector in comparison.detectors:
-        row: dict[str, Any] = {
-            "detector": detector.name,
-            "model": " + ".join(detector.models),
-            "runs": " ".join(run.name for run in detector.runs),
-            "trial": trial_text(vars(detector.runs[0].config)) or None,
-            "num_runs_above_controls": detector.num_above_controls,
-        }
-        for metric, interval in detector.intervals.items():
-            smallest, largest = detector.spread[metric]
-            more = {"smallest": smallest, "largest": largest, "mark": marks.get(detector.marks[metric])}
-            row |= {f"{metric}_{name}": number for name, number in {**vars(interval), **more}.items()}
-        if pair := by_name.get(detector.name):
-            more = {**vars(pair.difference), "holm_p": pair.holm_p_value}
-            row |= {f"difference_{name}": number for name, number in more.items()}
-        rows.append(row | {name: detector.cost.get(name) for name in COSTS})
-    return pl.DataFrame(rows, infer_schema_length=None).fill_nan(None)
+    """Return the numbers of all detectors, not rounded, one row per detector and quantity. The table is for programs.
+
+    A quantity is a metric, a cost, or ``roc_auc_minus_reference``, the difference from the reference. ``low`` and
+    ``high`` are the ends of an interval; ``smallest`` and ``largest`` are values of single runs. ``mark`` is ``BEST``
+    or ``HIGHEST`` at the best value of a metric.
+    """
+    rows: list[tuple[object, ...]] = []
+    for one in comparison.detectors:
+        rows += [
+            (one.name, metric, *number.row()[:3], *one.spread[metric], one.marks[metric] or None)
+            for metric, number in one.intervals.items()
+        ]
+        rows += [(one.name, name, value, None, None, None, None, None) for name, value in one.cost.items()]
+    for pair in comparison.differences:
+        ends = pair.difference.row()[:3]
+        rows.append((pair.second, f"{MAIN_METRIC}_minus_reference", *ends, None, None, None))
+    names = ("value", "low", "high", "smallest", "largest")
+    schema = {"detector": pl.String, "quantity": pl.String, **dict.fromkeys(names, pl.Float64), "mark": pl.String}
+    return pl.DataFrame(rows, schema, orient="row").fill_nan(None)
 
 
 def bibliography(comparison: DetectorComparison) -> str:
