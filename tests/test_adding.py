@@ -105,8 +105,8 @@ print(config.augmentations, operation.apply(np.full((1, 3, 2, 2), 5, np.float32)
 """, "('flip', 'invert') 250.0\n"),
     "Adding a metric": ("metrics/youden.py", """
 from fvc_lib.metrics.cross_validation import METRICS
-from fvc_lib.metrics.declaration import declaration, direction
-print(METRICS["youden"]([1, 1, 0, 0], [1, 0, 0, 0]), direction("youden"), declaration("youden").title)
+from fvc_lib.metrics.declaration import declaration
+print(METRICS["youden"]([1, 1, 0, 0], [1, 0, 0, 0]), declaration("youden").better, declaration("youden").title)
 """, "0.5 higher Youden's J\n"),
     "Adding a figure": ("analysis/figures/videos_per_fold.py", """
 import polars as pl

@@ -93,18 +93,6 @@ def declaration(metric: str) -> Declaration | None:
     return replace(family, name=name, title=f"{family.title}{k}") if family else None
 
 
-def direction(metric: str) -> Better:
-    """Return whether higher or lower values of ``metric`` are better.
-
-    Raises:
-        ValueError: the metric is not declared, or neither direction is better, as for a learning rate.
-    """
-    declared = declaration(metric)
-    if declared is None or declared.better is None:
-        raise ValueError(f"metric: {metric!r} declares no direction; say direction='lower' or 'higher'.")
-    return declared.better
-
-
 def is_share(metric: str) -> bool:
     """Return whether ``metric`` is declared as a share in [0, 1]; False for an unknown metric."""
     declared = declaration(metric)

@@ -3,7 +3,7 @@
 import pytest
 
 from fvc_lib.metrics.cross_validation import DECISION_METRICS, METRICS, PROBABILITY_METRICS, RANKING_METRICS
-from fvc_lib.metrics.declaration import declaration, declare, direction, is_share
+from fvc_lib.metrics.declaration import declaration, declare, is_share
 
 
 def test_the_metrics_of_a_cross_validation_are_those_declared_for_it_in_their_order():
@@ -13,7 +13,7 @@ def test_the_metrics_of_a_cross_validation_are_those_declared_for_it_in_their_or
     ]  # fmt: skip
     assert list(DECISION_METRICS) == ["f1", "balanced_accuracy", "matthews_correlation"]
     assert list(PROBABILITY_METRICS) == ["brier_score", "expected_calibration_error"]
-    lower = {name for name in METRICS if direction(name) == "lower"}
+    lower = {name for name in METRICS if declaration(name).better == "lower"}
     assert lower == {"equal_error_rate", "brier_score", "expected_calibration_error"}
     assert METRICS["roc_auc"]([0, 1, 1], [0.1, 0.9, 0.05]) == 0.5
 
@@ -31,14 +31,13 @@ def test_the_metrics_of_a_cross_validation_are_those_declared_for_it_in_their_or
 )
 def test_a_metric_is_found_under_the_names_that_logs_and_tables_give_it(name, title, better, share):
     found = declaration(name)
-    assert (found.title, direction(name), is_share(name)) == (title, better, share)
+    assert (found.title, found.better, is_share(name)) == (title, better, share)
 
 
-def test_what_has_no_better_way_and_what_is_unknown_are_refused_by_name():
-    for name in ("learning_rate", "rank", "mae_", "recall"[:3]):
-        with pytest.raises(ValueError, match=f"metric: {name!r}"):
-            direction(name)
-    assert declaration("no_such_metric") is None
+def test_what_has_no_better_way_and_what_is_unknown():
+    assert declaration("learning_rate").better is None
+    for name in ("no_such_metric", "mae_", "recall"[:3]):
+        assert declaration(name) is None
 
 
 def test_a_second_metric_of_one_name_is_refused():

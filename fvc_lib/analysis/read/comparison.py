@@ -31,9 +31,8 @@ from fvc_lib.analysis.read.runs import (
     run_task,
     trial_text,
 )
-from fvc_lib.analysis.wording import clean_text, count_text, interval_text, metric_name, number_text
+from fvc_lib.analysis.wording import better_direction, clean_text, count_text, interval_text, metric_name, number_text
 from fvc_lib.metrics.cross_validation import METRICS, measure_over_folds
-from fvc_lib.metrics.declaration import direction
 from fvc_lib.metrics.intervals import (
     Interval,
     PairedDifference,
@@ -415,7 +414,7 @@ def _finding(pair: PairComparison, metric: str) -> str:
     if not pair.is_shown:
         return f"No difference in {name} is shown between {pair.first} and {pair.second}: {numbers}."
     side = "above" if pair.difference.value > 0 else "below"
-    return f"{pair.second} is {side} {pair.first} in {name}: {numbers}; {direction(metric)} is better."
+    return f"{pair.second} is {side} {pair.first} in {name}: {numbers}; {better_direction(metric)} is better."
 
 
 # --- Runs, pair by pair

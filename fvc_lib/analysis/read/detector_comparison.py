@@ -26,12 +26,12 @@ from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, run_c
 from fvc_lib.analysis.read.queries import memory_peaks, training_summary
 from fvc_lib.analysis.read.runs import read_tables, trial_text
 from fvc_lib.analysis.wording import (
+    better_direction,
     clean_text,
     count_text,
     interval_text,
     number_text,
 )
-from fvc_lib.metrics.declaration import direction
 from fvc_lib.metrics.intervals import Interval
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import RunConfig
@@ -191,7 +191,7 @@ def _mark(compared: Comparison, name: str) -> str:
     difference from every other detector is shown. The p-values of ``compared`` must be adjusted for all pairs, because
     which detector is best is only known after looking at the values.
     """
-    best = max if direction(compared.metric) == "higher" else min
+    best = max if better_direction(compared.metric) == "higher" else min
     values = [interval.value for interval in compared.values.values() if math.isfinite(interval.value)]
     if len(values) < 2 or compared.values[name].value != best(values):
         return ""
