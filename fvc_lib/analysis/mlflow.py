@@ -348,7 +348,8 @@ def register_bundle(bundle: Path, name: str, alias: str, *, experiment: str, run
     with connected(tracking_uri) as client:
         if not client.search_registered_models(f"name='{name}'"):
             client.create_registered_model(name)
-        where, tags = experiment_id(client, experiment, tracking_uri), {"fvc.run_id": run_id}
+        tags = {"fvc.run_id": run_id}
+        where = experiment_id(client, experiment, tracking_uri)
         made = client.create_run(where, tags=tags, run_name=f"bundle {run_id}").info
         _log_model(client, made.run_id, bundle)
         client.set_terminated(made.run_id)
@@ -460,13 +461,16 @@ def shown_uri(text: str) -> str:
 def connected(tracking_uri: str) -> Iterator[Any]:
     """Yield an ``MlflowClient`` connected to ``tracking_uri``. Warnings are silent within the ``with`` block.
 
+    Settings of ``_ENVIRONMENT`` that the environment lacks are added to it.
+
     Raises:
         UsageError: MLflow is not installed.
         TrackingError: MLflow cannot be reached or refuses a request. The message hides passwords in the URI.
     """
     os.environ.update({**_ENVIRONMENT, **os.environ})
     try:
-        mlflow, sqlalchemy = map(importlib.import_module, ("mlflow", "sqlalchemy"))
+        mlflow = importlib.import_module("mlflow")
+        sqlalchemy = importlib.import_module("sqlalchemy")
         with warnings.catch_warnings(action="ignore"):  # MLflow's warnings about its dependencies
             yield mlflow.MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
     except ModuleNotFoundError as error:

@@ -110,7 +110,7 @@ def real_source_floor(
         confidence: coverage in (0, 1).
 
     Raises:
-        ValueError: lengths differ, or scores are not finite.
+        ValueError: scores are not finite.
     """
     columns = {"source": real_source, "group": groups, "score": scores}
     rows = pl.DataFrame({name: np.asarray(column).tolist() for name, column in columns.items()}).drop_nulls("source")
@@ -198,7 +198,8 @@ def leans_by_chance(
     units = list(dict.fromkeys(keys))
     number_of = {unit: number for number, unit in enumerate(units)}
     unit_of_row = np.array([number_of[key] for key in keys], dtype=np.int64)
-    generator, dealt = np.random.default_rng(seed), np.tile([unit[3] for unit in units], (draws, 1))
+    generator = np.random.default_rng(seed)
+    dealt = np.tile([unit[3] for unit in units], (draws, 1))
     for cell in dict.fromkeys(unit[:2] for unit in units):
         inside = [number for number, unit in enumerate(units) if unit[:2] == cell]
         dealt[:, inside] = generator.permuted(dealt[:, inside], axis=1)

@@ -50,8 +50,11 @@ class OperatingPoint:
 
     def __str__(self) -> str:
         """Return the text that ``operating_point`` reads: ``best``, ``fpr=0.01``, ``cost=5:1``."""
-        fpr, cost = f"={self.false_positive_rate:g}", f"={self.false_alarm_cost:g}:{self.miss_cost:g}"
-        return self.kind + {"best": "", "fpr": fpr, "cost": cost}[self.kind]
+        return {
+            "best": "best",
+            "fpr": f"fpr={self.false_positive_rate:g}",
+            "cost": f"cost={self.false_alarm_cost:g}:{self.miss_cost:g}",
+        }[self.kind]
 
     @property
     def says(self) -> str:

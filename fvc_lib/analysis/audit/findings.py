@@ -20,6 +20,8 @@ from fvc_lib.services.tables import csv_for_people
 ANSWER = "answer.txt"
 _TABLES = ("numbers", "common", "controls", "shuffled", "differences", "slices", "thresholds", "coverage", "floors")
 FILES = (ANSWER, *(f"{name}.csv" for name in _TABLES))
+# Fewest real videos that a metric needs. With fewer, the metric is NaN.
+_NEEDS_REALS = {"true_positive_rate_at_1_percent": 100, "true_positive_rate_at_0_1_percent": 1000}
 
 # --- Sentences
 
@@ -117,7 +119,7 @@ def _floor(audit: Audit, first: str) -> list[str]:
 
 
 def cautions(audit: Audit, *, has_groups: bool, notes: Sequence[str] = ()) -> list[str]:
-    """Return sentences on the limits of an audit, such as videos without a score, or no groups.
+    """Return sentences on the limits of an audit, such as videos without a score, or too few reals for a metric.
 
     Args:
         audit: the outcome of ``audit_scores``.
@@ -142,6 +144,12 @@ def cautions(audit: Audit, *, has_groups: bool, notes: Sequence[str] = ()) -> li
     for row in audit.numbers.filter(pl.col("high") < 0.5, metric=MAIN_METRIC).iter_rows(named=True):
         turned = f"{row['detector']} ranks reals above fakes ({number_text(row['value'])})"
         lines.append(f"{turned}. If its scores are higher for reals, say so: --higher-is-real.")
+    reals = max(audit.coverage["num_real"])
+    lines += [
+        f"{metric_name(metric)} cannot be resolved: it needs {needed:,} reals, and there are {reals:,}."
+        for metric, needed in _NEEDS_REALS.items()
+        if reals < needed
+    ]
     if audit.floors.filter(detector=first).is_empty():
         lines.append(
             "No real-versus-real floor: that needs two sources of reals (real_source) with "

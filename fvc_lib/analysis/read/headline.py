@@ -479,7 +479,8 @@ def scope_cautions(results: pl.DataFrame) -> tuple[str, ...]:
     sentences = []
     for scope, sentence in _OF_SCOPES.items():
         if scores := _with_metadata(results, scope):
-            number, within = results.filter(scope=scope)["num_videos"][0], _with_metadata(results, "all")
+            number = results.filter(scope=scope)["num_videos"][0]
+            within = _with_metadata(results, "all")
             sentences.append(sentence.format(scores=scores, within=within, number=number))
     return tuple(sentences)
 

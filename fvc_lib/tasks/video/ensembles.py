@@ -213,7 +213,8 @@ def write_ensemble(
     """
     folder.tables.mkdir(parents=True, exist_ok=True)
     (folder.root / ENSEMBLE_RECORD).unlink(missing_ok=True)
-    first, rules = members[0], rules_of(members)
+    first = members[0]
+    rules = rules_of(members)
     index = read_table(first.run.index, INDEX)
     all_folds = read_table(first.run.folds, FOLDS)
     parts = _protocol(first)
