@@ -42,11 +42,8 @@ def joined(parts: Iterable[Outputs]) -> Outputs:
 
     There is one part per rank or micro-batch; empty parts are skipped.
     """
-    columns: dict[str, list[Tensor]] = {}
-    for part in parts:
-        for name, rows in part.items():
-            columns.setdefault(name, []).append(rows)
-    return {name: torch.cat(rows) for name, rows in columns.items()}
+    filled = list(filter(None, parts))
+    return {name: torch.cat([part[name] for part in filled]) for name in (filled[0] if filled else ())}
 
 
 def joint_gradients(

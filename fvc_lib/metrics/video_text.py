@@ -96,8 +96,8 @@ def retrieval_metrics(
     given = np.asarray(pairs, dtype=np.int64)
     if given.size == 0 or given.min() < 0 or (given.max(axis=0) >= (len(videos), len(texts))).any():
         raise ValueError(f"pairs: wanted rows (P, 2) of {len(videos)} videos and {len(texts)} texts.")
-    found = _ranking(videos, texts, given, ks), _ranking(texts, videos, given[:, ::-1], ks)
-    return dict(zip(DIRECTIONS, found, strict=True))
+    to_text, to_video = DIRECTIONS
+    return {to_text: _ranking(videos, texts, given, ks), to_video: _ranking(texts, videos, given[:, ::-1], ks)}
 
 
 def _rows(embeddings: Any, name: str) -> SingleArray:

@@ -18,8 +18,7 @@ from fvc_lib.services.errors import DataError
 
 PAD, BEGIN, END, MASK = range(4)
 NUM_MARKS = 4
-_NUM_BYTES = 256
-SMALLEST_VOCABULARY = NUM_MARKS + _NUM_BYTES
+SMALLEST_VOCABULARY = NUM_MARKS + 256  # all bytes
 # One thread: the processes that load data are forks, and threads do not survive a fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -82,10 +81,7 @@ class TextTokenizer:
         """Return the token ids of B texts, int64 (B, max_tokens).
 
         A row is ``BEGIN``, the text's tokens, ``END``, then ``PAD``. Long texts are cut. ``max_tokens`` must be at
-        least 2.
-
-        Raises:
-            UnicodeEncodeError: a text holds lone surrogates, which UTF-8 cannot encode.
+        least 2. No text may hold lone surrogates, which UTF-8 cannot encode.
         """
         ids = torch.full((len(texts), max_tokens), PAD, dtype=torch.int64)
         for row, text in zip(ids, texts, strict=True):
@@ -113,5 +109,4 @@ class TextTokenizer:
         write_text(path, self._byte_pairs.to_str())
 
     def _tokens(self, text: str) -> list[int]:
-        text.encode()  # lone surrogates are refused here and not by a panic in native code
         return [number + NUM_MARKS for number in self._byte_pairs.encode(text, add_special_tokens=False).ids]

@@ -99,8 +99,7 @@ def _loaded_encoder(folder: str) -> Any:
         model = model.get_encoder()
     if "add_pooling_layer" in inspect.signature(type(model).__init__).parameters:
         model.pooler = None  # it is not used, and would never receive a gradient
-    missing = sorted(name for name in loading["missing_keys"] if not name.startswith("pooler."))
-    if missing:
+    if missing := sorted(name for name in loading["missing_keys"] if not name.startswith("pooler.")):
         raise UsageError(
             f"text_encoder: {len(missing)} weights are missing in {folder!r}, the first {missing[0]!r}; they would be "
             "random. Give the folder of a whole model of this kind."

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from fvc_lib.metrics import video_text
@@ -21,7 +20,6 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.tables import TASK_RESULTS, frame_of
 
-RECALL_AT = video_text.KS
 MODEL = "model"
 CHANCE = "chance"
 MOST_FREQUENT_CAPTION = "most_frequent_caption"
@@ -95,8 +93,7 @@ def chance_metrics(num_candidates: IntArray, num_positives: IntArray, ks: Sequen
         ndcg += weight * (positives * gains.mean()) / gains[:positives].sum()
     places = np.arange(1, ranks.size + 1)
     within = np.cumsum(ranks)
-    recalls = {f"recall@{k}": float(within[min(k, ranks.size) - 1]) for k in ks}
-    return recalls | {
+    return {f"recall@{k}": float(within[min(k, ranks.size) - 1]) for k in ks} | {
         "mrr": float((ranks / places).sum()),
         "ndcg": ndcg,
         "median_rank": float(np.searchsorted(within, 0.5 - 1e-12) + 1),
@@ -130,17 +127,15 @@ def _direction_rows(direction: str, ranks: pl.DataFrame, found: Ranking, config:
         found: the direction's ranking, with queries in the order of ``ranks``.
         config: gives replicates, confidence and seed.
     """
-    of_queries: dict[str, npt.ArrayLike] = {f"recall@{k}": found.ranks <= k for k in RECALL_AT}
+    of_queries: dict[str, Any] = {f"recall@{k}": found.ranks <= k for k in video_text.KS}
     of_queries |= {"mrr": 1 / found.ranks, "mean_rank": found.ranks}
     measures = {name: mean_measure(name, values) for name, values in of_queries.items()}
-    rows = _measured_rows(MODEL, direction, measures, ranks["group_id"].to_list(), config)
-    chance = chance_metrics(ranks["num_candidates"].to_numpy(), ranks["num_positives"].to_numpy(), RECALL_AT)
-    without_interval = {MODEL: ("median_rank", "ndcg", "mean_positive_similarity"), CHANCE: tuple(chance)}
-    values = {MODEL: found.metrics, CHANCE: chance}
+    chance = chance_metrics(ranks["num_candidates"].to_numpy(), ranks["num_positives"].to_numpy(), video_text.KS)
+    exact = [(MODEL, name, found.metrics[name]) for name in ("median_rank", "ndcg", "mean_positive_similarity")]
+    exact += [(CHANCE, name, value) for name, value in chance.items()]
     sizes = ranks.height, ranks["group_id"].n_unique()
-    for source, names in without_interval.items():
-        rows += [(source, direction, name, "", values[source][name], None, None, *sizes) for name in names]
-    return rows
+    rows = _measured_rows(MODEL, direction, measures, ranks["group_id"].to_list(), config)
+    return rows + [(source, direction, name, "", value, None, None, *sizes) for source, name, value in exact]
 
 
 def _caption_rows(

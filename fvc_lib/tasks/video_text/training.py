@@ -20,7 +20,7 @@ from fvc_lib.detectors.texts.transformers_encoders import OWN, encoder_folder, e
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.training_state import TrainingRecord
-from fvc_lib.metrics.video_text import DIRECTIONS, retrieval_metrics
+from fvc_lib.metrics.video_text import retrieval_metrics
 from fvc_lib.services.atomic_files import atomic_output, content_digest, sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
@@ -304,9 +304,8 @@ def retrieval_ranks(pairs: pl.DataFrame, retrieval: Mapping[str, Any]) -> pl.Dat
     """
     if not retrieval:
         return frame_of(None, RETRIEVAL_RANKS)
-    measured, tables = retrieval_metrics(**retrieval), []
-    for direction, column in zip(DIRECTIONS, ("video_id", "text_id"), strict=True):
-        found = measured[direction]
+    tables = []
+    for (direction, found), column in zip(retrieval_metrics(**retrieval).items(), ("video_id", "text_id"), strict=True):
         queries = pairs.group_by(pl.col(column).alias("query_id")).agg(pl.col("group_id").min()).sort("query_id")
         table = queries[found.queries].with_columns(
             direction=pl.lit(direction),
