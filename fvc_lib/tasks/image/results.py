@@ -57,7 +57,7 @@ def _class_rows(trained: pl.Series, predictions: pl.DataFrame, config: RunConfig
     labels, predicted = true.to_numpy(), predictions["predicted_label"].to_numpy()
     groups = predictions["group_id"].to_list()
     own = class_measures(predictions["rank_of_class"], labels, predicted)
-    rows = _measured_rows(MODEL, own, groups, config)
+    rows = measured_rows(MODEL, own, groups, config)
     # Metrics of a single class have no interval, because a class has too few pictures.
     sizes = predictions.group_by("class_label").agg(pl.len(), pl.col("group_id").n_unique()).sort("class_label").rows()
     for metric, values in class_scores(labels, predicted).items():
@@ -65,7 +65,7 @@ def _class_rows(trained: pl.Series, predictions: pl.DataFrame, config: RunConfig
             rows.append((MODEL, f"class:{name}", metric, "", value, None, None, *size))
     rank_of = {name: rank for rank, name in enumerate(by_frequency, start=1)}
     majority = class_measures(list(map(rank_of.__getitem__, true)), labels, np.full(labels.shape, by_frequency[0]))
-    return rows + _measured_rows(MAJORITY_CLASS, majority, groups, config)
+    return rows + measured_rows(MAJORITY_CLASS, majority, groups, config)
 
 
 def _target_rows(target: str, predictions: pl.DataFrame, training: pl.Series, config: RunConfig) -> list[Row]:
@@ -74,11 +74,11 @@ def _target_rows(target: str, predictions: pl.DataFrame, training: pl.Series, co
     rows: list[Row] = []
     for source, predicted in ((MODEL, predictions["predicted"].to_numpy()), (MEAN_PREDICTOR, mean)):
         measures = regression_measures(values, predicted)
-        rows += _measured_rows(source, measures, groups, config, f"target:{target}", predictions["unit"][0])
+        rows += measured_rows(source, measures, groups, config, f"target:{target}", predictions["unit"][0])
     return rows
 
 
-def _measured_rows(
+def measured_rows(
     source: str,
     measures: Mapping[str, Metric],
     groups: Sequence[str],
@@ -91,9 +91,9 @@ def _measured_rows(
     Args:
         source: the model or a control.
         measures: the metrics by name.
-        groups: group id of each picture.
+        groups: group id of each test sample.
         config: gives replicates, confidence and seed.
-        subject: what is measured: ``all``, or ``target:NAME``.
+        subject: what is measured, such as ``target:NAME``; ``all`` for the classes of pictures.
         unit: unit of the target, such as ``kcal``. It is written for metrics in that unit, such as the mean absolute
             error; the unit of other metrics is empty.
     """

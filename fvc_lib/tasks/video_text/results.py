@@ -5,7 +5,7 @@ A control answers without looking at the video. ``chance`` is the expected score
 with the test groups that were drawn. It does not show how it varies between training runs.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,16 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.metrics import video_text
-from fvc_lib.metrics.classification import FloatArray, IntArray, Metric
-from fvc_lib.metrics.intervals import intervals_over_groups, mean_measure
+from fvc_lib.metrics.classification import FloatArray, IntArray
+from fvc_lib.metrics.intervals import mean_measure
 from fvc_lib.metrics.video_text import Ranking
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.tables import TASK_RESULTS, frame_of
+from fvc_lib.tasks.image.results import MODEL, Row, measured_rows
 
-MODEL = "model"
 CHANCE = "chance"
 MOST_FREQUENT_CAPTION = "most_frequent_caption"
-
-Row = tuple[object, ...]
 
 
 def video_text_results(
@@ -134,7 +132,7 @@ def _direction_rows(direction: str, ranks: pl.DataFrame, found: Ranking, config:
     exact = [(MODEL, name, found.metrics[name]) for name in ("median_rank", "ndcg", "mean_positive_similarity")]
     exact += [(CHANCE, name, value) for name, value in chance.items()]
     sizes = ranks.height, ranks["group_id"].n_unique()
-    rows = _measured_rows(MODEL, direction, measures, ranks["group_id"].to_list(), config)
+    rows = measured_rows(MODEL, measures, ranks["group_id"].to_list(), config, direction)
     return rows + [(source, direction, name, "", value, None, None, *sizes) for source, name, value in exact]
 
 
@@ -159,23 +157,4 @@ def _caption_rows(
     }
     measures = {name: mean_measure(name, values) for name, values in of_videos.items()}
     measures["bleu4"] = video_text.bleu4_measure(texts, references)
-    return _measured_rows(source, "captions", measures, captions["group_id"].to_list(), config)
-
-
-def _measured_rows(
-    source: str, subject: str, measures: Mapping[str, Metric], groups: Sequence[str], config: RunConfig
-) -> list[Row]:
-    """Return one row of TASK_RESULTS per metric, with its interval over groups.
-
-    Args:
-        source: the model or a control.
-        subject: what is measured: ``captions``, or a direction of retrieval.
-        measures: the metrics by name.
-        groups: group id of each query or video.
-        config: gives replicates, confidence and seed.
-    """
-    intervals = intervals_over_groups(
-        [*measures.values()], groups,
-        replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence,
-    )  # fmt: skip
-    return [(source, subject, name, "", *one.row()) for name, one in zip(measures, intervals, strict=True)]
+    return measured_rows(source, measures, captions["group_id"].to_list(), config, "captions")
