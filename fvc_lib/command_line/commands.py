@@ -16,6 +16,7 @@ from fvc_lib.analysis.wording import count_text
 from fvc_lib.command_line.models import write_run_bundle
 from fvc_lib.command_line.options import (
     AS_JSON,
+    FINAL,
     PARAMS_FILES,
     PARAMS_VALUES,
     RUNS_DIR,
@@ -317,7 +318,7 @@ def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
 @click.option(
     "--to", type=click.Path(path_type=Path), help="The bundle's folder, not there yet. Without: ./bundle_RUN."
 )
-@click.option("--final", is_flag=True, help="Bundle the one network of all groups (train_final), not the folds'.")
+@FINAL
 @click.option(
     "--tracking-uri", metavar="URI",
     help="An MLflow server or database, when it is not MLFLOW_TRACKING_URI, else mlflow.db in the runs folder.",

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 
 from fvc_lib import __version__
 from fvc_lib.command_line import signals
-from fvc_lib.command_line.options import PARAMS_FILES, PARAMS_TEXTS, PARAMS_VALUES, QUIET, Jobs, with_pairs
+from fvc_lib.command_line.options import EXECUTOR, JOBS, PARAMS_FILES, PARAMS_TEXTS, PARAMS_VALUES, QUIET, with_pairs
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text, did_you_mean
 
 # Every command with its module in this package, which is imported when the command is called, and its line in --help.
@@ -197,16 +197,8 @@ _FULL = "Make room (fvc clean shows what may go), or choose another folder: FVC_
     "--force", multiple=True, metavar="STAGE",
     help="Count this stage as not done, in --resume's run or the latest: it and what depends on it run. Repeatable.",
 )  # fmt: skip
-@click.option(
-    "-j", "--jobs", type=Jobs(), default="auto", show_default=True,
-    help="Number of folds to train at once, or auto: one per core as far as memory goes, on GPUs as many as "
-    "get one each, or num_ranks each. They share the memory budget; each computes with its part of the cores "
-    "(OMP_NUM_THREADS says otherwise), so that the numbers stay the same.",
-)  # fmt: skip
-@click.option(
-    "--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
-    help="slurm: submit the run as dependent jobs, one array task per fold, with the settings of slurm/site.conf.",
-)  # fmt: skip
+@JOBS
+@EXECUTOR
 @click.option(
     "--tasks", metavar="KEYS",
     help="With --resume RUN: only these tasks or stages, comma-separated, while other jobs work on others.",

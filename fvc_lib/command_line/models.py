@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from fvc_lib.analysis.wording import clean_text, interval_text
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.home import SCRIPT
 from fvc_lib.services.parameters import resolve_config, run_config
@@ -189,12 +188,12 @@ def model_card(run: RunPaths, predictor: "Predictor", *, final: bool = False) ->
         final: whether the bundle has the network trained on all groups. The card then says that its numbers were
             measured with the folds' networks.
     """
+    from fvc_lib.analysis.pages.page import render
     from fvc_lib.analysis.read.headline import run_headline
     from fvc_lib.tasks.video.calibration import read_selection, too_few_groups
     from fvc_lib.tasks.video.verdicts.rule import TAKEN_OVER, WORTH
 
     config, headline, standing = run_config(run.params_yaml), run_headline(run), predictor.standing
-    model = clean_text((headline.model or config.model).rpartition("/")[2])  # a user's file without its folders
     split = "One split: the epoch was chosen on the validation part, and the test part was looked at once."
     if config.task == DEFAULT_TASK:
         circumstances = headline.measure.circumstances(headline.num_samples, headline.num_groups)
@@ -206,36 +205,24 @@ def model_card(run: RunPaths, predictor: "Predictor", *, final: bool = False) ->
             chosen = f"Scores are {too_few_groups(min(few))}."
         split = f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}. {chosen} {circumstances}"
     not_here = f"The numbers are of {config.num_trainings} networks, which are not here."
-    final_part = ["## One network of all groups", "", f"{WORTH} {TAKEN_OVER} {not_here}", ""] if final else []
-    numbers = [
-        f"| {clean_text(one.source)} | {clean_text(one.metric)} | {interval_text(one.value, one.low, one.high)} |"
-        for one in standing.scores
-    ]
-    lines = [
-        "---", "library_name: fvc", f"pipeline_tag: {_PIPELINES[config.task]}", "license: other",
-        "license_name: see-below", "---", "",
-        f"# {model}", "",
-        f"**{standing.sentences[0]}**", "", *(f"- {sentence}" for sentence in standing.sentences[1:]), "",
-        *final_part,
-        "## Use", "",
-        "```python", "from fvc_lib import load_detector", "",
-        'rows = load_detector("this folder").predict(["a file"])', "print(rows)", "```", "",
-        _USES[config.task], "",
-        "## Data and training", "",
-        f"Corpus: {clean_text(headline.corpus or 'not recorded')}. {split}", "",
-        *_training(run, predictor.trained), "",
-        "All settings are in `bundle.json`. The corpus' licence holds for models trained on it, where it says so.", "",
-        "## Numbers", "",
-        f"With {100 * config.confidence:g} % intervals over groups. Rows that are not the model's are controls.", "",
-        "| of | metric | value |", "|---|---|---|", *numbers, "",
-        "## Limits", "",
-        f"{_LIMITS[config.task]} Numbers of one corpus say nothing of another.", "",
-    ]  # fmt: skip
-    return "\n".join(lines)
+    return render(
+        "model_card.md",
+        pipeline=_PIPELINES[config.task],
+        model=(headline.model or config.model).rpartition("/")[2],  # a user's file without its folders
+        sentences=standing.sentences,
+        final=f"{WORTH} {TAKEN_OVER} {not_here}" if final else "",
+        use=_USES[config.task],
+        corpus=headline.corpus or "not recorded",
+        split=split,
+        training=_training(run, predictor.trained),
+        confidence=f"{100 * config.confidence:g}",
+        scores=standing.scores,
+        limits=_LIMITS[config.task],
+    )
 
 
 def _training(run: RunPaths, trained: Mapping[str, "Trained"]) -> list[str]:
-    """Return the model card's lines of Markdown on the training.
+    """Return the model card's lines on the training.
 
     An ensemble has a line per member: model, seed and weight. A run has lines on the network: number of parameters,
     notes, licences and paper.
@@ -249,7 +236,7 @@ def _training(run: RunPaths, trained: Mapping[str, "Trained"]) -> list[str]:
     if not trained:
         record = read_ensemble(run.root)
         return [
-            f"- `members/{place}`: {member.model}, seed {member.seed}, weight {record.weight_of_member(place):.3f}"
+            f"`members/{place}`: {member.model}, seed {member.seed}, weight {record.weight_of_member(place):.3f}"
             for place, member in enumerate(record.members)
         ]
     first = next(iter(trained.values()))
@@ -265,4 +252,4 @@ def _training(run: RunPaths, trained: Mapping[str, "Trained"]) -> list[str]:
         f"Paper: {spec.paper}." if spec and spec.paper else "",
         f"Run: {run.run_id}.",
     ]
-    return [f"- {clean_text(line)}" for line in lines if line]
+    return [line for line in lines if line]

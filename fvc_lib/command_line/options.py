@@ -83,6 +83,26 @@ RUNS_DIR = click.option(
     callback=lambda _context, _option, path: path.absolute(),  # kernels run in another folder
     help="Runs folder, where it is not the default.",
 )  # fmt: skip
+JOBS = click.option(
+    "-j", "--jobs", type=Jobs(), default="auto", show_default=True,
+    help="Number of folds to train at once, or auto: one per core as far as memory goes, on GPUs as many as "
+    "get one each, or num_ranks each. They share the memory budget; each computes with its part of the cores "
+    "(OMP_NUM_THREADS says otherwise), so that the numbers stay the same.",
+)  # fmt: skip
+EXECUTOR = click.option(
+    "--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
+    help="slurm: submit the run as dependent jobs, one array task per fold, with the settings of slurm/site.conf.",
+)  # fmt: skip
+ERROR_RATE = click.option(
+    "--error-rate", default=0.1, show_default=True, metavar="SHARE",
+    help="Share of the reals that may be called fake, and of the fakes that may be called real.",
+)  # fmt: skip
+ALLOW_CODE = click.option(
+    "--allow-code", is_flag=True, help="Run the code of a bundle's own network or crop: read it first."
+)
+FINAL = click.option(
+    "--final", is_flag=True, help="Take the run's one network of all groups (train_final), not the folds'."
+)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON value, for scripts.")
 QUIET = click.option(
     "-q", "--quiet", is_flag=True, expose_value=False, help="Show no progress, only the answer.",

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -344,8 +345,8 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
 
     config = RunConfig(**values)
     kind = DETECTORS.of_features(config.model)
-    if kind != "both" and config.views != RunConfig.model_fields["views"].default:
-        every = RunConfig.model_fields["views"].default
+    every = RunConfig.model_fields["views"].default
+    if kind != "both" and config.views != every:
         return f"views {config.views!r}: only probes have views, unlike model {config.model!r}. Give -p views {every}"
     try:
         config.load_chosen()
@@ -395,16 +396,15 @@ def _try_network(config: RunConfig) -> None:
     from fvc_lib.engine.oom_detection import is_out_of_memory
     from fvc_lib.tasks.video.features import frozen_trunk
 
-    if DETECTORS.file_of(config.model) is None:
-        with without_memory():
-            network = build_detector(config)
-        frozen_trunk(network, config)
-        return
-    network, clips = build_detector(config).eval(), config.clips
+    is_own, clips = DETECTORS.file_of(config.model) is not None, config.clips
+    with nullcontext() if is_own else without_memory():
+        network = build_detector(config)
     frozen_trunk(network, config)
+    if not is_own:
+        return
     try:
         with torch.no_grad():
-            logits = network(torch.zeros(2, clips.num_frames, 3, clips.side, clips.side, dtype=torch.uint8))
+            logits = network.eval()(torch.zeros(2, clips.num_frames, 3, clips.side, clips.side, dtype=torch.uint8))
     except Exception as error:
         if is_out_of_memory(error) or re.search("cuda|gpu|nvidia|triton|device", str(error), re.IGNORECASE):
             return  # the machine that trains may be another one

@@ -141,7 +141,6 @@ def _compute_features(config: RunConfig, made: pl.DataFrame, shard: Shard, repor
     from fvc_lib.tasks.video.data import made_clips, open_clips
     from fvc_lib.tasks.video.features import with_features
 
-    source = open_clips(config, made)
     mine = [clip for clip in made_clips(made) if shard.has(clip[0])]
     device = resolve_device(config.device, config.amp).device
-    with_features(source, mine, config, device, begin=0.0, stop=lambda: False, progress=report)
+    with_features(open_clips(config, made), mine, config, device, begin=0.0, stop=lambda: False, progress=report)

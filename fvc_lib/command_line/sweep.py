@@ -11,7 +11,15 @@ from pathlib import Path
 
 import click
 
-from fvc_lib.command_line.options import PARAMS_FILES, PARAMS_TEXTS, PARAMS_VALUES, QUIET, Jobs, ParametersCommand
+from fvc_lib.command_line.options import (
+    EXECUTOR,
+    JOBS,
+    PARAMS_FILES,
+    PARAMS_TEXTS,
+    PARAMS_VALUES,
+    QUIET,
+    ParametersCommand,
+)
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.command_line.run_command import Executor, RunCommand, RunOptions
 from fvc_lib.execution.plan import corpus_record
@@ -209,13 +217,8 @@ def execute(members: Sequence[Combination], jobs: int | None, executor: Executor
 @PARAMS_TEXTS
 @PARAMS_VALUES
 @click.option("--experiment", default="sweep", show_default=True, help="Folder under the runs folder for all of them.")
-@click.option("-j", "--jobs", type=Jobs(), default="auto", show_default=True,
-    help="Folds trained at once in each run, as for a run alone.",
-)  # fmt: skip
-@click.option(
-    "--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
-    help="slurm: submit every run's jobs at once. When they have ended, the same command compares.",
-)  # fmt: skip
+@JOBS
+@EXECUTOR
 @click.option("--dry-run", is_flag=True, help="Show the runs and their states, and stop; writes nothing.")
 @QUIET
 @click.pass_context

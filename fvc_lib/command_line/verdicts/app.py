@@ -23,7 +23,7 @@ import click
 
 from fvc_lib.analysis.wording import interval_text
 from fvc_lib.command_line.models import find_model, verdict_detector
-from fvc_lib.command_line.options import RUNS_DIR
+from fvc_lib.command_line.options import ALLOW_CODE, ERROR_RATE, FINAL, RUNS_DIR
 from fvc_lib.command_line.verdicts.pages import write_video_pages
 from fvc_lib.services.errors import FvcError, UsageError
 
@@ -244,12 +244,11 @@ def serve(desk: Desk, port: int) -> str:
 @click.option("--port", type=click.IntRange(0, 65535), default=8866, show_default=True, help="0: any that is free.")
 @click.option("--limit-mb", type=click.IntRange(min=1), default=500, show_default=True, help="Largest video, in MB.")
 @click.option("--visitors", type=click.IntRange(min=1), default=8, show_default=True, help="Most pages open at once.")
-@click.option("--error-rate", default=0.1, show_default=True, metavar="SHARE",
-              help="Share of the reals that may be called fake, and of the fakes that may be called real.")  # fmt: skip
+@ERROR_RATE
 @click.option("--map-minutes", type=click.FloatRange(min=0), default=3.0, show_default=True, metavar="MINUTES",
               help="Time limit of a video's maps of where it looks fake; 0: none.")  # fmt: skip
-@click.option("--allow-code", is_flag=True, help="Let a bundle's own network run: read its file first.")
-@click.option("--final", is_flag=True, help="Ask the run's one network of all groups (train_final), not the folds'.")
+@ALLOW_CODE
+@FINAL
 @RUNS_DIR
 def app(
     model: str,

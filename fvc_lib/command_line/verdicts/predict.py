@@ -20,7 +20,17 @@ from click.core import ParameterSource
 
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text
 from fvc_lib.command_line.models import find_model, load_detector
-from fvc_lib.command_line.options import AS_JSON, QUIET, RUNS_DIR, is_quiet, print_json, refuse_where
+from fvc_lib.command_line.options import (
+    ALLOW_CODE,
+    AS_JSON,
+    ERROR_RATE,
+    FINAL,
+    QUIET,
+    RUNS_DIR,
+    is_quiet,
+    print_json,
+    refuse_where,
+)
 from fvc_lib.command_line.shards import stop_on_signals
 from fvc_lib.execution.run.shards import Shard, work_on
 from fvc_lib.execution.run.status import run_lock
@@ -61,8 +71,7 @@ CSV, LINES, PAGE = PREDICTED = ("predictions.csv", "predictions.jsonl", "predict
 @click.argument("model")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the answers; without: runs/verdicts/TIME_RUN.")
-@click.option("--error-rate", default=0.1, show_default=True, metavar="SHARE",
-              help="Share of the reals that may be called fake, and of the fakes that may be called real.")  # fmt: skip
+@ERROR_RATE
 @click.option(
     "--fpr", type=_SHARE, metavar="SHARE", help="Share of the reals that may be called fake; without: --error-rate."
 )
@@ -73,9 +82,9 @@ CSV, LINES, PAGE = PREDICTED = ("predictions.csv", "predictions.jsonl", "predict
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Videos decoded at once. Without: one per core.")
 @click.option("--pages", type=click.IntRange(min=-1), default=50, show_default=True, metavar="N",
               help="Number of videos that get a page of evidence; 0: none (as with --json), -1: all.")  # fmt: skip
-@click.option("--allow-code", is_flag=True, help="Run the code of a bundle's own network or crop: read it first.")
+@ALLOW_CODE
 @click.option("--folder-is-case", is_flag=True, help="Videos in one folder are a case: they get a verdict together.")
-@click.option("--final", is_flag=True, help="Ask the run's one network of all groups (train_final), not the folds'.")
+@FINAL
 @click.option("--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
               help="slurm: as jobs, with the settings of slurm/site.conf, a share of the files each.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="With --executor slurm: print the jobs' scripts; writes nothing.")
