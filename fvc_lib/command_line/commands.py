@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from fvc_lib.execution.run.shards import shards_line
 from fvc_lib.execution.run.status import is_worked_on, run_lock, status_now
 from fvc_lib.execution.run.task import what_happened, what_next
 from fvc_lib.execution.run.which_run import given_values
-from fvc_lib.execution.slurm import job_states, submitted_jobs
+from fvc_lib.execution.slurm import JobState, job_states, submitted_jobs
 from fvc_lib.execution.stages import Notebook
 from fvc_lib.services.atomic_files import read_json_object, size_of
 from fvc_lib.services.config import DEFAULTS, RunConfig, meaning
@@ -63,13 +63,10 @@ def status(run: str, as_json: bool, runs_dir: Path) -> None:
     folder = Path(run).expanduser().absolute()
     if not (folder / "run.json").is_file() and submitted_jobs(folder):
         is_done = any((folder / last).is_file() for last in ("answer.txt", "predictions.html"))
-        record: dict[str, Any] = {
-            "folder": folder,
-            "state": "done" if is_done else "waiting",
-            "jobs": job_states(folder),
-        }
+        jobs = job_states(folder)
+        record: dict[str, Any] = {"folder": folder, "state": "done" if is_done else "waiting", "jobs": jobs}
         line = f"{folder}: {'done' if is_done else 'not done; the same predict command goes on with it'}"
-        print_answer(record, [line, *_job_lines(folder)], as_json=as_json)
+        print_answer(record, [line, *_job_lines(folder, jobs)], as_json=as_json)
         return
     paths = find_run(runs_dir, run)
     state, jobs = status_now(paths), job_states(paths.root)
@@ -94,16 +91,18 @@ def status(run: str, as_json: bool, runs_dir: Path) -> None:
         lines.append(f"  {key:<28} {stage.state:<12} {stage.duration_seconds or 0:8.1f} s  {details}".rstrip())
     if state.state == "waiting" and all(job.ended for job in jobs):
         lines.append("  no job of it is in the queue here; submit the rest: --resume RUN --executor slurm")
-    print_answer(record, [*lines, *_job_lines(paths.root)], as_json=as_json)
+    print_answer(record, [*lines, *_job_lines(paths.root, jobs)], as_json=as_json)
 
 
-def _job_lines(folder: Path) -> list[str]:
+def _job_lines(folder: Path, jobs: Sequence[JobState]) -> list[str]:
     """Return lines on submitted shards (shares of a stage's files) and on the states of jobs in SLURM's queue.
 
-    ``folder`` is the run folder, or the output folder of ``predict``.
+    Args:
+        folder: the run folder, or the output folder of ``predict``.
+        jobs: the states of its jobs.
     """
     shards = {job.stages[0]: job.shards for job in submitted_jobs(folder) if job.shards}
-    texts = [*(shards_line(folder, name, number) for name, number in shards.items()), *job_states(folder)]
+    texts = [*(shards_line(folder, name, number) for name, number in shards.items()), *jobs]
     return [f"  {text}" for text in texts]
 
 
@@ -461,12 +460,15 @@ def export_when_asked(run: RunPaths, config: RunConfig, follower: "subprocess.Po
     """
     if config.tracker != "mlflow":
         return
-    follower = follower or follower_of(run)
-    shown, _ = follower.communicate()  # closes its input
-    if follower.returncode:
+    exporting = follower or follower_of(run)
+    shown, _ = exporting.communicate()  # closes its input
+    if exporting.returncode and follower:  # a signal to the run ended it, too
+        exporting = follower_of(run)
+        shown, _ = exporting.communicate()
+    if exporting.returncode:
         command = command_text("export", run.root, "--format", "mlflow")
         shown = f"warning: not exported to MLflow: {shown.rstrip()}\n  to repeat it: {command}"
-    click.echo(shown.rstrip(), err=bool(follower.returncode))
+    click.echo(shown.rstrip(), err=bool(exporting.returncode))
 
 
 def run_content(run: RunPaths) -> "RunContent":
@@ -529,7 +531,7 @@ def clean(yes: bool, days: float, models: bool, runs_dir: Path | None) -> None:
         if yes:
             with run_lock(root) if RunPaths(root) in runs else nullcontext():
                 for path in files:
-                    path.unlink()
+                    path.unlink(missing_ok=True)
     if not sizes:
         click.echo(f"Nothing was last used {days:g} days ago or earlier; --days states another age.")
     click.echo(f"{sum(sizes) / 1e6:,.1f} MB {'freed' if yes else 'would be freed; repeat with --yes to do so'}")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -36,7 +37,14 @@ _ANSWER = "answer.txt"  # a notebook's results, one sentence per line
 
 
 def execute_notebook(
-    record: Path, parameters: Mapping[str, Any], name: str, *, log: Path, runs_dir: str | Path, product: str
+    record: Path,
+    parameters: Mapping[str, Any],
+    name: str,
+    *,
+    log: Path,
+    runs_dir: str | Path,
+    product: str,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     """Execute a notebook, and print an error if it fails.
 
@@ -47,6 +55,7 @@ def execute_notebook(
         log: the file for text that the kernel prints outside the notebook.
         runs_dir: the runs folder that the notebook uses.
         product: word for what the notebook makes, for example ``audit``.
+        variables: further environment variables of the kernel.
 
     Returns:
         The exit code; 0 if the notebook succeeded.
@@ -56,7 +65,7 @@ def execute_notebook(
     """
     from fvc_lib.execution.papermill_engine import KernelRequest, execute  # papermill takes a second to load
 
-    environment = {**kernel_environment(os.environ), "FVC_RUNS_DIR": str(runs_dir), ATTEMPT_VARIABLE: "1"}
+    environment = {**kernel_environment(os.environ), "FVC_RUNS_DIR": str(runs_dir), **variables}
     outcome = execute(NOTEBOOKS / f"{name}.ipynb", parameters, KernelRequest(record, NOTEBOOKS, environment, log))
     if outcome.exit_code:
         why = f"{outcome.error.name}: {outcome.error.message}" if outcome.error else "its kernel died"
@@ -355,8 +364,9 @@ def robustness(context: click.Context, run: str, levels: tuple[str, ...], jobs: 
     partial, log = found.partial_notebook(ROBUSTNESS), found.logs / f"{ROBUSTNESS}.log"
     with run_lock(found.root), stop_on_signals(), _shown(progress_path(found, ROBUSTNESS, None)):
         code = execute_notebook(
-            partial, parameters, ROBUSTNESS, log=log, runs_dir=config.runs_dir, product="table of levels"
-        )
+            partial, parameters, ROBUSTNESS, log=log, runs_dir=config.runs_dir, product="table of levels",
+            variables={ATTEMPT_VARIABLE: "1"},  # its progress goes into a file
+        )  # fmt: skip
         if not code:
             record = partial.replace(found.executed_notebook(ROBUSTNESS))
             files = listed([found.robustness, found.robustness_results, record], found.root)
