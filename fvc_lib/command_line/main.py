@@ -124,7 +124,7 @@ class Commands(click.Group):
             from fvc_lib.services.config import RunConfig
 
             name = error.option_name.lstrip("-").replace("-", "_")
-            hint = f". A parameter is given as: -p {name} VALUE" * (name in RunConfig.model_fields)
+            hint = f" A parameter is given as: -p {name} VALUE" * (name in RunConfig.model_fields)
             raise click.NoSuchOption(error.option_name, f"{error.message}{hint}", error.possibilities, ctx) from None
 
     def resolve_command(
