@@ -177,8 +177,7 @@ def _moved(copy: Pixels, ellipse: _Ellipse, blend: SelfBlend) -> tuple[Pixels, n
     """Return a frame, uint8 (3, H, W), scaled and shifted, and where it has pixels, bool (H, W)."""
     shift = complex(2 * blend.shift_x * ellipse.width, 2 * blend.shift_y * ellipse.height)
     begin = ellipse.centre - (ellipse.centre + shift) / blend.scale
-    step = 1 / blend.scale
-    data = (step, 0.0, begin.real, 0.0, step, begin.imag)
+    data = (1 / blend.scale, 0.0, begin.real, 0.0, 1 / blend.scale, begin.imag)
     picture = Image.fromarray(np.ascontiguousarray(np.moveaxis(copy, 0, -1)))
     whole = Image.new("L", picture.size, 255)
     moved, inside = (

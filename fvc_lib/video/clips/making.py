@@ -244,10 +244,10 @@ def _decoded(
             continue
         source = corpus_root / path_from_text(video["path"])
         item = decode_item(store, source, store.clip_path(video_id, 0), video["content_sha256"])
-        if store.recipe:
-            item["encoded"] = [store.recipe, str(store.cache_dir)]  # later stages read the same files
-        if store.view != PLAIN_VIEW:
-            item["seen"] = str(store.seen_path(video_id).absolute())
+        item |= {
+            "encoded": [store.recipe, str(store.cache_dir)] if store.recipe else [],  # later stages read the same files
+            "seen": str(store.seen_path(video_id).absolute()) if store.view != PLAIN_VIEW else "",
+        }
         todo.append(video_id)
         items.append(item)
     limits = decode_limits(store, workers, recipes=bool(store.recipe))
@@ -256,8 +256,11 @@ def _decoded(
             if answer.failure is None:
                 yield todo[answer.position], failure_of(answer.value)
             else:
-                why = f"the decoder gave up on this file: {answer.detail}. Re-encode it, or leave it out."
-                yield todo[answer.position], f"{items[answer.position]['source']!r}: {answer.failure}: {why}"
+                source = items[answer.position]["source"]
+                yield (
+                    todo[answer.position],
+                    f"{source!r}: {answer.failure}: {answer.detail}. Re-encode it, or leave it out.",
+                )
 
 
 def _augment(store: ClipStore, video_id: str, copies: list[int]) -> None:
@@ -275,17 +278,13 @@ def _blend(store: ClipStore, video_id: str, clips: Pixels, numbers: list[int]) -
     """Write the pseudo-fakes ``numbers`` of a video with N clips, uint8 (N, T, 3, S, S), if all of them show a face."""
     points_of = CROPS.get("face").points
     assert points_of is not None
-    points = []
-    for clip in clips:
-        pictures = np.ascontiguousarray(clip.transpose(0, 2, 3, 1))
-        found = points_of(pictures)
-        if found is None:
-            return
-        points.append(found)
-    for number in numbers:
-        blend = draw_self_blend(video_id, number)
-        blended = [self_blended(clip, found, blend) for clip, found in zip(clips, points, strict=True)]
-        store.write(video_id, number, np.concatenate(blended))
+    pictures = [np.ascontiguousarray(clip.transpose(0, 2, 3, 1)) for clip in clips]
+    points = [found for each in pictures if (found := points_of(each)) is not None]
+    if len(points) == len(clips):
+        for number in numbers:
+            blend = draw_self_blend(video_id, number)
+            blended = [self_blended(clip, found, blend) for clip, found in zip(clips, points, strict=True)]
+            store.write(video_id, number, np.concatenate(blended))
 
 
 def _row(store: ClipStore, video: dict[str, Any], number: int) -> tuple[Any, ...]:

@@ -110,10 +110,8 @@ def write_shards(
         OSError: a file cannot be written.
     """
     folder, rows = shards_folder(store, clips), _in_shard_order(clips)
-    folder.mkdir(parents=True, exist_ok=True)
     sweep_temporaries(folder)
-    settings = {"num_frames": store.num_frames, "fixed_size": store.fixed_size, "clips": clips.height}
-    clip_store.note_use(folder, settings)
+    clip_store.note_use(folder, {"num_frames": store.num_frames, "fixed_size": store.fixed_size, "clips": clips.height})
     with suppress(DataError):
         return ClipShards(folder).folder
     entries: list[ShardEntry] = []
