@@ -287,7 +287,9 @@ def _write_tracks(path, kinds, still="mjpeg"):
         ("mp4", (STILL, SMALL_FILM, FILM), "mjpeg"),
         ("avi", (STILL, FILM), "mpeg4"),
         ("ts", (STILL, FILM), "libx264"),
-        ("nut", (FILM, STILL, STILL), "ffv1"),
+        ("mkv", (FILM, STILL, STILL), "ffv1"),
+        ("avi", (STILL, FILM, STILL), "mjpeg"),
+        ("mkv", (STILL, FILM), "libx264"),
     ],
 )
 def test_the_film_is_read_wherever_it_stands(tmp_path, suffix, kinds, still):

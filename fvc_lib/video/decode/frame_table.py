@@ -99,7 +99,7 @@ def seconds_of(pts: IntArray, time_base: Fraction | None) -> Seconds:
 
 
 # Containers that store a pts per packet. AVI and elementary streams store only the decoding order.
-_STORES_PTS = frozenset({"mov", "matroska", "mpegts", "flv", "mpeg", "asf", "mxf", "nut", "ogg", "ivf", "gif", "apng"})
+_STORES_PTS = frozenset({"mov", "matroska", "mpegts", "flv", "mpeg", "asf", "mxf", "ogg", "ivf", "gif", "apng"})
 # For frames that an encoder skips, MPEG-4 part 2 has packets of a few bytes (N-VOP), which yield no frame.
 _SMALLEST_MPEG4_FRAME_BYTES = 8
 

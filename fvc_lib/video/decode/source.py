@@ -6,9 +6,8 @@ A folder of PNG or JPEG pictures is opened as a video, too. Every picture is a f
 import errno
 import io
 import re
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -98,7 +97,7 @@ MAX_PIXELS = 100_000_000  # of a frame
 # text, which ffmpeg would draw. Sound formats are included so that the error for a sound file names the reason.
 _CONTAINERS = (
     "3gp,3g2,apng,asf,avi,av1,dv,flv,gif,h261,h263,h264,hevc,image2,ivf,jpeg_pipe,live_flv,m4a,m4v,matroska,mj2,"
-    "mjpeg,mov,mp4,mpeg,mpegts,mpegvideo,mxf,nut,obu,ogg,png_pipe,rm,vc1,vvc,webm,webp_pipe,wtv,yuv4mpegpipe,"
+    "mjpeg,mov,mp4,mpeg,mpegts,mpegvideo,mxf,obu,ogg,png_pipe,rm,vc1,vvc,webm,webp_pipe,wtv,yuv4mpegpipe,"
     "aac,ac3,aiff,amr,ape,au,caf,dts,eac3,flac,mp3,truehd,tta,w64,wav,wv"
 )
 HEAD_BYTES = 4096  # first bytes of a file, by which its format is checked
@@ -208,14 +207,9 @@ def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource
     path = Path(path)
     content, part, size_bytes = _content(path)
     head = content[:HEAD_BYTES]
-    container, track = _container(path, content, part, thorough), None
-    if len(container.streams.video) > 1:
-        container.close()
-        with _container(path, content, part, thorough=True) as tracks, ffmpeg_errors(path, CorruptVideo):
-            track = _best_track(tracks)
-        container = _container(path, content, part, thorough)  # from its beginning again
+    container = _container(path, content, part, thorough)
     with container, ffmpeg_errors(path, CorruptVideo):
-        stream = container.streams.best("video") if track is None else container.streams[track]
+        stream = _best_track(container)
         if not isinstance(stream, VideoStream):
             raise NoVideoStream(path, "it has no video stream")
         if stream.disposition & Disposition.attached_pic:
@@ -324,27 +318,23 @@ def _container(path: Path, content: bytes, part: FilePart | None, thorough: bool
         raise UnreadableVideo(path, *known) from error
 
 
-def _best_track(container: InputContainer) -> int:
-    """Return the stream index of the video track to decode.
+def _best_track(container: InputContainer) -> VideoStream | None:
+    """Return the video track to decode, None without one.
 
-    This is ffmpeg's choice, unless it is a cover or a still picture. In that case, tracks with more than one frame are
-    preferred, and among these the track with the widest frames.
+    It is ffmpeg's choice, unless it is a cover, or a still picture by the index of an MP4. Then tracks of more than one
+    frame are preferred, and among these the track with the widest frames.
     """
-    best, num_packets = container.streams.best("video"), Counter[int]()
-    with suppress(av.error.FFmpegError, IndexError):  # damage is found when the track is read
-        for packet in container.demux(*container.streams.video):
-            num_packets[packet.stream.index] += packet.size > 0
-            if packet.stream is best and num_packets[best.index] > 1:
-                break
+    best = container.streams.best("video")
     return max(
         container.streams.video,
         key=lambda track: (
             bool(track.codec_context and not track.disposition & Disposition.attached_pic),
-            min(2, num_packets[track.index]),
+            len(track.index_entries) != 1,
             track is best,
             getattr(track.codec_context, "width", 0),
         ),
-    ).index
+        default=None,
+    )
 
 
 def _index_of_mp4(part: FilePart) -> bytes:
