@@ -1,6 +1,5 @@
 """Decode a still picture to upright RGB, and raise an error if it is incomplete or damaged."""
 
-import functools
 import hashlib
 import io
 from contextlib import suppress
@@ -130,7 +129,8 @@ def _load(path: Path, shortest_side: int | None) -> tuple[bytes, Image.Image, tu
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise UnreadableVideo(path, system_reason(error), "Restore the file, or the right to read it.") from error
     try:
-        image = Image.open(io.BytesIO(content), formats=_formats())
+        Image.init()
+        image = Image.open(io.BytesIO(content), formats=[name for name in _FORMATS if name in Image.OPEN])
         size = image.size
         if size[0] * size[1] > MAX_PIXELS or len(content) > MAX_FILE_BYTES:
             limits = f"{MAX_PIXELS:,} pixels and {MAX_FILE_BYTES:,} bytes"
@@ -153,13 +153,6 @@ def _load(path: Path, shortest_side: int | None) -> tuple[bytes, Image.Image, tu
     except Exception as error:  # Pillow raises any exception for damaged files
         text = str(error).rstrip(".") or type(error).__name__
         raise (TruncatedVideo if "truncated" in text.lower() else CorruptVideo)(path, text) from error
-
-
-@functools.cache
-def _formats() -> tuple[str, ...]:
-    """Return the names of the accepted formats that this build of Pillow supports."""
-    Image.init()
-    return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
 def _check_jpeg(path: Path, content: bytes) -> None:

@@ -11,11 +11,16 @@ from scipy.fft import idctn
 from scipy.ndimage import map_coordinates
 
 from fvc_lib.services.registry import FEATURES
-from fvc_lib.video.features.coding import measure_codec_motion, measure_packets, measure_quantisers, measure_timing
+from fvc_lib.video.features.coding import (
+    measure_codec_motion,
+    measure_packets,
+    measure_quantisers,
+    measure_repeats,
+    measure_timing,
+)
 from fvc_lib.video.features.compression import measure_block_dct, measure_double_compression
 from fvc_lib.video.features.detail import measure_noise, measure_spectrum
 from fvc_lib.video.features.family import TILE, Run, Stream
-from fvc_lib.video.features.repeats import measure
 
 FAMILIES = ("codec_motion", "packets", "quantisers", "timing")
 
@@ -108,7 +113,7 @@ def test_pairs_are_compared_one_by_one():
     frames = np.random.default_rng(9).normal(120, 20, (5, 2, TILE, TILE)).astype(np.float32)
     frames[2] = frames[1]
     frames[4, 0] = frames[3, 0]
-    got = measure(run_of(frames))
+    got = measure_repeats(run_of(frames))
     assert got["equal"].tolist() == [0, 1, 0, 0]
     assert got["equal_tiles"].tolist() == [0, 1, 0, 0.5]
     differences = [np.abs(frames[n + 1].astype(float) - frames[n]).mean() for n in range(4)]
@@ -117,7 +122,7 @@ def test_pairs_are_compared_one_by_one():
     assert got["dip"] == pytest.approx([np.median(logarithm[1:]) - logarithm[0]], rel=1e-5)
     assert got["jump"] == pytest.approx([logarithm[-1] - np.median(logarithm[:-1])], rel=1e-4)
     for changed in (frames + 30, frames[..., ::-1]):  # brighter, and mirrored
-        for name, values in measure(run_of(changed)).items():
+        for name, values in measure_repeats(run_of(changed)).items():
             np.testing.assert_allclose(values, got[name], rtol=1e-3, atol=1e-3, err_msg=name)
 
 
@@ -126,7 +131,9 @@ def test_pairs_are_compared_one_by_one():
 ])  # fmt: skip
 def test_values_without_frames_or_tiles_to_compare_are_missing(num_frames, num_tiles, missing):
     family = FEATURES.get("repeats")
-    pooled = family.pooled([measure(run_of(np.random.default_rng(2).normal(120, 20, (num_frames, num_tiles, 64, 64))))])
+    pooled = family.pooled(
+        [measure_repeats(run_of(np.random.default_rng(2).normal(120, 20, (num_frames, num_tiles, 64, 64))))]
+    )
     assert {each.name for each in family.features if np.isnan(pooled[f"repeats_{each.name}_mean"])} == missing
 
 
