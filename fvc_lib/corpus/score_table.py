@@ -399,14 +399,17 @@ def _found(videos: pl.DataFrame, index: pl.DataFrame, duplicates: Mapping[str, s
     whole = "/" + pl.col("name").str.replace(r"(?i)\.[a-z3]\w{1,4}$", "")
     end_of_path = {"whole": whole, "stem": whole.str.extract("([^/]*)$")}
     asked = videos.select("label", name="video_id").with_columns(**end_of_path)
-    found = asked.join(names.with_columns(**end_of_path), on="stem", suffix=" of corpus")
     one, other = pl.col("whole"), pl.col("whole of corpus")
-    found = found.filter(one.str.ends_with(other) | other.str.ends_with(one))
     is_exact = pl.col("name") == pl.col("name of corpus")
-    found = found.with_columns(is_exact=is_exact).filter(is_exact == is_exact.any().over("name"))
-    places = found.group_by("name").agg(pl.all().first(), num_places=pl.col("place").n_unique()).filter(num_places=1)
-    places = places.filter(pl.col("is_exact") | (pl.col("label") == pl.col("of_corpus")))
-    chosen = videos.select(name="video_id").join(places, on="name", maintain_order="left")
+    found = (
+        asked.join(names.with_columns(**end_of_path), on="stem", suffix=" of corpus")
+        .filter(one.str.ends_with(other) | other.str.ends_with(one))
+        .filter(is_exact == is_exact.any().over("name"))
+        .group_by("name")
+        .agg(pl.all().first(), num_places=pl.col("place").n_unique())
+        .filter(is_exact | (pl.col("label") == pl.col("of_corpus")), num_places=1)
+    )
+    chosen = videos.select(name="video_id").join(found, on="name", maintain_order="left")
     return index[chosen["place"]].with_columns(chosen["name"].alias("video_id"))
 
 
@@ -420,8 +423,10 @@ def found_in_corpus(table: ScoreTable, config: RunConfig, folder: Path) -> tuple
         DataError: no video of the corpus can be read, or no video of the corpus is in the table.
     """
     # Files that the table does not score may be broken.
-    of_all = {"max_rejected_share": 1.0, "more_corpora": (), "dev_groups": 0, "annotations_only": False}
-    as_they_are = {"canonical": False, "rescale": 0}
-    build_index(config.corpus, config.model_copy(update={**of_all, **as_they_are}), folder / "corpus")
+    of_all = {
+        "max_rejected_share": 1.0, "more_corpora": (), "dev_groups": 0, "annotations_only": False, "canonical": False,
+        "rescale": 0,
+    }  # fmt: skip
+    build_index(config.corpus, config.model_copy(update=of_all), folder / "corpus")
     index = read_table(folder / "corpus/index.parquet", INDEX)
     return with_corpus(table, index, used_for(read_table(folder / "corpus/rejected.parquet", REJECTED)))

@@ -121,8 +121,7 @@ def read_faceforensics(folder: Path) -> Listing:
         )
     wanted = "original_sequences/youtube/c23/videos/000.mp4 or manipulated_sequences/Deepfakes/c23/videos/000_003.mp4"
     describe = by_rules(FACEFORENSICS_RULES, wanted, parts, also=youtube)
-    tops = ("original_sequences", "manipulated_sequences")
-    return read_published(folder, "faceforensics", tops, describe, notes)
+    return read_published(folder, "faceforensics", ("original_sequences", "manipulated_sequences"), describe, notes)
 
 
 def _sequences_in(text: str) -> list[str]:
@@ -352,9 +351,9 @@ WILD_RULES = tuple(
 def read_wilddeepfake(folder: Path) -> Listing:
     """List the videos of WildDeepfake, which are folders of pictures; the top folder states the official part."""
     top = first_of(folder, _OUTER) or folder
-    note = "Archives are taken for groups, because nothing says which sequences are of one video."
+    notes = ["Archives are taken for groups, because nothing says which sequences are of one video."]
     describe = by_rules(WILD_RULES, "a folder of pictures such as real_train/1/real/3", PARTS)
-    return read_published(top, "wilddeepfake", _WILD_FOLDERS, describe, [note], pictures=True)
+    return read_published(top, "wilddeepfake", _WILD_FOLDERS, describe, notes, pictures=True)
 
 
 # --- Lists of frames of DeepfakeBench.

@@ -83,10 +83,8 @@ def by_rules(
     """
 
     def describe(path: str) -> Entry | Refusal | None:
-        for rule in rules:
-            match = re.fullmatch(rule.pattern, path)
-            if match is None:
-                continue
+        matches = ((rule, match) for rule in rules if (match := re.fullmatch(rule.pattern, path)))
+        for rule, match in matches:
             if not rule.label:
                 return None
             fill = {"path": path, **match.groupdict()}
@@ -322,8 +320,7 @@ def read_genvideo(folder: Path) -> Listing:
 def read_genvidbench(folder: Path) -> Listing:
     """List the videos of GenVidBench: Pair1 is the training part and Pair2 the test part, as the authors use them."""
     parts = {"Pair1": "train", "Pair2": "test"}
-    describe = by_rules(GENVIDBENCH_RULES, "Pair1/SOURCE/NAME.mp4", parts)
-    return read_published(folder, "genvidbench", parts, describe)
+    return read_published(folder, "genvidbench", parts, by_rules(GENVIDBENCH_RULES, "Pair1/SOURCE/NAME.mp4", parts))
 
 
 def _clips_in(text: str) -> list[str]:
@@ -342,8 +339,8 @@ def read_aigvdbench(folder: Path) -> Listing:
     """
     parts = official_parts(folder, _clips_in, "{}.jsonl", "lists/{}.jsonl", "jsonl/{}.jsonl")
     wanted = "Real/YouTubeID_clip_AtoB.mp4, OpenSource/T2V/MODEL/NAME.mp4 or ClosedSource/MODEL/NAME.mp4"
-    describe = by_rules(AIGVDBENCH_RULES, wanted, parts)
-    return read_published(folder, "aigvdbench", ("Real", "OpenSource", "ClosedSource"), describe)
+    tops = ("Real", "OpenSource", "ClosedSource")
+    return read_published(folder, "aigvdbench", tops, by_rules(AIGVDBENCH_RULES, wanted, parts))
 
 
 CORPORA.register(
