@@ -352,18 +352,11 @@ def read_corpora(
         raise UsageError(
             f"more_corpora: two of {shown} both list {str(twice[0])!r}. Give one, or move one out of the other."
         )
-    names = [{part.name, *(entry.corpus for entry in part.entries)} for part in read]
-    uses = Counter(chain(*names))
-    parts, placed = dict[str, Listing](), list[Listing]()
-    for path, part, own_names in zip(paths, read, names, strict=True):
-        end = path_to_text(" ".join(Path(os.path.realpath(path)).parts[-2:]))
-        called = {name: name if uses[name] == 1 else f"{name} ({end})" for name in own_names}
-        parts[called[part.name]] = part
-        placed.append(_placed(part, called))
+    parts = {part.name: part for part in sorted(read, key=lambda part: part.name)}
     if len(parts) < len(read):
-        raise UsageError(f"more_corpora: several corpora are called {min(parts)!r}. Rename the folder of one.")
-    parts = dict(sorted(parts.items()))
-    placed.sort(key=lambda part: part.name)
+        names = some_of([part.name for part in read])
+        raise UsageError(f"more_corpora: got the names {names}, wanted different ones. Give a link with another name.")
+    placed = [_placed(part) for part in parts.values()]
     return Listing(
         root=Path() if links is None else _linked(parts, Path(links)),
         kind=" + ".join(sorted({part.kind for part in placed})),
@@ -385,31 +378,29 @@ def place(name: str, path: str) -> str:
     return path if path.startswith("/") else joined(name, path)
 
 
-def _placed(part: Listing, called: Mapping[str, str]) -> Listing:
+def _placed(part: Listing) -> Listing:
     """Return the listing ``part`` with the name of its corpus put in front of all names, for a joined listing.
 
     Renamed are paths, source ids, names of tables and stated groups. Groups of published corpora are not renamed,
-    because they mean the same in every corpus. ``called`` maps the name of each corpus in ``part`` to its name in the
-    joined listing.
+    because they mean the same in every corpus.
     """
-    name = called[part.name]
-    own = "" if CORPORA.get(part.kind).title else f"{name}: "
+    own = "" if CORPORA.get(part.kind).title else f"{part.name}: "
     entries = tuple(
         replace(
             entry,
-            corpus=called[entry.corpus],
-            path=place(name, entry.path),
-            source_id=joined(name, entry.source_id),
+            path=place(part.name, entry.path),
+            source_id=joined(part.name, entry.source_id),
             stated_group=entry.stated_group and own + entry.stated_group,
             links=tuple(own + link for link in entry.links),
         )
         for entry in part.entries
     )
-    rejected = part.rejected.with_columns((f"{name}/" + pl.col("path", "source_id")).name.keep())
+    below = f"{part.name}/"
+    rejected = part.rejected.with_columns((below + pl.col("path", "source_id")).name.keep())
     annotations = part.annotations.with_columns(
-        (f"{name}/" + pl.col("source_id", "origin")).name.keep(), stated_group=own + pl.col("stated_group")
+        (below + pl.col("source_id", "origin")).name.keep(), stated_group=own + pl.col("stated_group")
     )
-    return replace(part, name=name, entries=entries, rejected=rejected, annotations=annotations)
+    return replace(part, entries=entries, rejected=rejected, annotations=annotations)
 
 
 def _linked(parts: Mapping[str, Listing], links: Path) -> Path:
