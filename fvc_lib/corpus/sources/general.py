@@ -291,12 +291,10 @@ def read_fvc2018(folder: Path) -> Listing:
     videos = _videos_by_id(files, {row.source_id for row in rows}, rejections)
     places = list[str | Refusal]()
     for row in rows:
-        detail = f"{row.origin} row {row.row}: got {row.path!r}, wanted a YouTube, Facebook or Twitter video URL."
-        refusal = Refusal("unknown_url", detail)
+        where = f"{row.origin} row {row.row}"
+        refusal = Refusal("unknown_url", f"{where}: got {row.path!r}, wanted a YouTube, Facebook or Twitter video URL.")
         if row.platform:
-            refusal = Refusal(
-                "missing_video", f"{row.origin} row {row.row}: no file {row.path}.*. Fetch it if it exists."
-            )
+            refusal = Refusal("missing_video", f"{where}: no file {row.path}.*. Fetch it if it still exists.")
         path = videos.get(row.source_id)
         places.append(refusal if path is None else files.check(path) or path_to_text(path))
     return listing_of_rows(files, "fvc2018", rows, places, rejections)
