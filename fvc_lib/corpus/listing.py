@@ -355,8 +355,8 @@ def read_corpora(
     parts = {part.name: part for part in sorted(read, key=lambda part: part.name)}
     if len(parts) < len(read):
         raise UsageError(
-            f"more_corpora: got the names {some_of([part.name for part in read])}, wanted different ones. Rename a folder, "
-            "or give it by a link with another name. Folders of one published corpus belong into one folder."
+            f"more_corpora: got the names {some_of([part.name for part in read])}, wanted different ones. Rename a "
+            "folder, or give it by a link with another name. Folders of one published corpus belong into one folder."
         )
     placed = [_placed(part) for part in parts.values()]
     return Listing(

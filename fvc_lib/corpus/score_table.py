@@ -91,7 +91,7 @@ def read_score_table(
     cells = _where(name, _cells(table), where or {}, notes)
     no_text = pl.lit(None, pl.String)
     facts = {fact: pl.coalesce(*columns, no_text) for fact, columns in columns_of.items()}
-    others = pl.exclude("row", *chain(*columns_of.values()))
+    others = pl.exclude("row", "word", *chain(*columns_of.values()))
     cells = cells.select("row", others, word=facts.pop("label").fill_null("").str.to_lowercase(), **facts)
     plain_path = pl.col("video_id").str.replace_all("\\", "/", literal=True).map_elements(normpath, pl.String)
     cells = cells.with_columns(plain_path)
@@ -243,7 +243,7 @@ def _scores(name: str, cells: pl.DataFrame, wanted: Sequence[str], notes: list[s
         long = cells.select("row", "video_id", "detector", text="score")
         found = long["detector"].unique().sort().to_list()
     else:
-        others = [each for each in columns if each.lower() not in _NO_SCORES.split()]
+        others = [each for each in columns if each.lower() not in _NO_SCORES.split() and each[:8] != "unnamed "]
         column_of = _score_columns(cells, others)
         if wanted:
             column_of = {each: each for each in columns} | column_of

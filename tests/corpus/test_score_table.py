@@ -45,7 +45,7 @@ def test_labels_mean_what_the_map_says_and_others_are_counted(table):
 def test_columns_that_are_no_scores_are_left_alone_and_prefixed_ones_are_the_detectors(table):
     found = read_score_table(table("video,label,note,num_frames,A\nx,real,hi,7,0.1\ny,fake,ho,8,1\n"))
     assert found.scores.columns == ["A"]
-    named = table("video,label,score_A,rank,problem\nx,real,1,4,none\ny,fake,2,5,none\n")
+    named = table("word,video,label,score_A,rank,problem,\na,x,real,1,4,none,0\nb,y,fake,2,5,none,1\n")
     assert read_score_table(named).scores.columns == ["A"]
     assert read_score_table(named, detectors=["rank"]).scores["rank"].to_list() == [4, 5]
     rows = ["x,real,0.1,4,0.5,2020,1,0", "y,fake,0.2,3,0,2021,1,1", "z,fake,0.3,5,1,2022,1,1"]
