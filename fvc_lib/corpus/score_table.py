@@ -238,7 +238,9 @@ def _scores(name: str, cells: pl.DataFrame, wanted: Sequence[str], notes: list[s
         DataError: a row names no detector.
     """
     columns = [each for each in cells.columns if each not in ("row", "word", *_COLUMNS)]
-    if {"detector", "score"} <= {*columns}:
+    if "detector" in columns:
+        if "score" not in columns:
+            raise UsageError(f"{name}: wanted a column 'score' next to 'detector'.")
         _refuse(name, cells.filter(pl.col("detector").is_null()), "its cell of 'detector' is empty. Fill it")
         long = cells.select("row", "video_id", "detector", text="score")
         found = long["detector"].unique().sort().to_list()

@@ -209,7 +209,8 @@ def read_celeb_df(folder: Path) -> Listing:
 
 _LABELS = {"0": "real", "1": "fake", "real": "real", "fake": "fake"}
 _PART = re.compile(r"(?:dfdc_train_part_|part_)?(\d+)")
-_STATED_LABEL = re.compile(rb'"(label|is_fake)"\s*:\s*"?(real|fake|[01])\b', re.IGNORECASE)
+# The begin of a JSON object that maps file names to objects with a label.
+_LABELLED = re.compile(rb'\s*\{\s*"[^"]*"\s*:\s*\{[^{}]*"(label|is_fake)"\s*:\s*"?(real|fake|[01])\b', re.IGNORECASE)
 
 
 def read_dfdc(folder: Path) -> Listing:
@@ -270,11 +271,11 @@ def _dfdc_rows(path: Path, text: str) -> dict[str, dict[str, Any]]:
 
 
 def _has_labels(path: Path) -> bool:
-    """Return whether the JSON file ``path`` begins with a label, real or fake, as files of DFDC do.
+    """Return whether the JSON file ``path`` begins with a file name and its label, real or fake, as files of DFDC do.
 
     This distinguishes DFDC from other corpora with files of the same name.
     """
-    return path.is_file() and _STATED_LABEL.search(path.read_bytes()[:4096]) is not None
+    return path.is_file() and _LABELLED.match(path.read_bytes()[:4096]) is not None
 
 
 def _is_dfdc(path: Path) -> bool:
