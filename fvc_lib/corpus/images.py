@@ -140,7 +140,7 @@ def _list_published(
         name = next((name for name in names_of(PurePosixPath(path).relative_to(top)) if name in items), "")
         refusal = files.check(path)
         if not name:
-            refusal = Refusal("not_listed", f"{path!r} belongs to nothing in the corpus's lists. Move it away.")
+            refusal = Refusal("not_listed", f"{path!r} is no picture of anything in the corpus's lists.")
         shown.add(name)
         found.add(replace(items.get(name, ListedImage("")), path=path_to_text(path)), refusal)
     for name in sorted(items.keys() - shown):

@@ -148,8 +148,8 @@ def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
     counted = theme.in_groups(predictions.height, "test image", predictions["group_id"].n_unique())
     drawn = theme.figure(
         f"{counts.trace() / counts.sum():.1%} of the test images are recognised",
-        f"{counted}; {len(cells)} of {classes.size} classes, those with most mistakes; darker: a larger share of the "
-        "class; numbers: images",
+        f"{counted}; at most {_MOST_CLASSES} classes, those with most mistakes; darker: a larger share of the class; "
+        "numbers: images",
         height=150 + 26 * max(4, len(cells)),
     )
     # Row numbers distinguish classes whose shortened names are equal.

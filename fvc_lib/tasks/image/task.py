@@ -363,14 +363,10 @@ class ImageScores(SampleColumns):
         self.labels = labels
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
-        """Add the outputs for one batch.
-
-        Raises:
-            ValueError: the outputs still require grad.
-        """
+        """Add the outputs for one batch."""
         columns = {
-            "class_index": batch.tensors["class_index"].cpu(),
-            "logits": outputs["class_logits"].detach().cpu().float(),
+            "class_index": batch.tensors["class_index"],
+            "logits": outputs["class_logits"].float(),
             "predicted": outputs["values"].double(),
             "value": batch.tensors["values"].double(),
             "known": batch.tensors["known"] > 0,
