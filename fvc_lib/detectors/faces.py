@@ -43,13 +43,14 @@ def face_boxes(frames: npt.NDArray[np.uint8]) -> Boxes | None:
     followed = _followed(frames)
     if followed is None:
         return None
-    at, boxes = followed[0], followed[1][:, :4]  # (K, 4) of left, top, right, bottom
-    side = np.median((boxes[:, 2:] - boxes[:, :2]).max(1))
-    ends = np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)])
-    whole = (ends[2:] - ends[:2]).max()
-    middles = (boxes[:, :2] + boxes[:, 2:]) / 2
-    if whole <= _STILL * side:
-        side, middles = whole, ((ends[:2] + ends[2:]) / 2)[None].repeat(len(boxes), 0)
+    at, faces = followed
+    begins, ends = faces[:, :2], faces[:, 2:4]  # (K, 2) of left and top, and of right and bottom
+    side = np.median((ends - begins).max(1))
+    middles = (begins + ends) / 2
+    first, last = begins.min(0), ends.max(0)
+    if (last - first).max() <= _STILL * side:
+        side = (last - first).max()
+        middles[:] = (first + last) / 2
     way = _interpolated(len(frames), at, middles)
     return np.concatenate([way - side / 2, np.full((len(frames), 2), side)], axis=1)
 
@@ -80,7 +81,7 @@ def _followed(frames: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], Box
     track = largest_track(found)
     if not track:
         return None
-    return looks[[look for look, _ in track]], np.array([found[look][number] for look, number in track])
+    return looks[[*track]], np.array([*track.values()])
 
 
 def _interpolated(num_frames: int, at: npt.NDArray[np.int64], values: Boxes) -> Boxes:
@@ -88,7 +89,7 @@ def _interpolated(num_frames: int, at: npt.NDArray[np.int64], values: Boxes) -> 
     return np.stack([np.interp(np.arange(num_frames), at, column) for column in values.T], axis=1)
 
 
-def largest_track(found: list[Boxes]) -> list[tuple[int, int]]:
+def largest_track(found: list[Boxes]) -> dict[int, Boxes]:
     """Follow faces over frames, and return the track of the face with the largest total area.
 
     A track is a series of boxes of the same face. A box continues the track whose last box it overlaps most, by more
@@ -99,19 +100,19 @@ def largest_track(found: list[Boxes]) -> list[tuple[int, int]]:
         found: for every searched frame, float (K, 4): left, top, right and bottom of its K boxes in pixels.
 
     Returns:
-        Pairs (index into ``found``, index of the box in that frame), one per box; empty if there is no track.
+        The boxes of the track, rows of ``found``, by the index of their frame; empty if there is no track.
     """
-    tracks: list[list[tuple[int, int]]] = []
+    tracks: list[dict[int, Boxes]] = []
     for frame, boxes in enumerate(found):
         free = list(tracks)
-        for number in np.argsort(-_areas(boxes), kind="stable").tolist():
-            shares = [_overlap(found[track[-1][0]][track[-1][1]], boxes[number]) for track in free]
+        for box in boxes[np.argsort(-_areas(boxes), kind="stable")]:
+            shares = [_overlap([*track.values()][-1], box) for track in free]
             if shares and max(shares) > 0.1:
-                free.pop(int(np.argmax(shares))).append((frame, number))
+                free.pop(int(np.argmax(shares)))[frame] = box
             else:
-                tracks.append([(frame, number)])
+                tracks.append({frame: box})
     tracks = [track for track in tracks if 3 * len(track) >= len(found)]
-    return max(tracks, key=lambda track: sum(_areas(found[frame])[number] for frame, number in track), default=[])
+    return max(tracks, key=lambda track: _areas(np.array([*track.values()])).sum(), default={})
 
 
 def faces_in(frame: npt.NDArray[np.uint8]) -> Boxes:

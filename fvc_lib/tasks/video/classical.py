@@ -391,14 +391,13 @@ def fitted(
         StoppedError: ``stop`` returned True between two candidates.
     """
     labels = labels_of(train)
-    values = source.of(train)
-    first = 0
-    class_weights = np.array(data.class_weights(train) if config.class_balance == "loss" else (1.0, 1.0))
+    weights = np.array(data.class_weights(train) if config.class_balance == "loss" else (1.0, 1.0))[labels]
     judged = np.array([not row.is_pseudo_fake for row in train])
     folds, views = data.inner_folds(train, INNER_FOLDS, config.seed), dict[str, Found]()
-    for view, size in Counter(column.view for column in source.columns).items():
-        rows = values[..., first : first + size], labels, class_weights[labels]
-        views[view], first = _fitted_view(model_of(config), rows, judged, folds, stop), first + size
+    sizes = Counter(column.view for column in source.columns)
+    parts = np.split(source.of(train), np.cumsum([*sizes.values()])[:-1], axis=-1)
+    for view, values in zip(sizes, parts, strict=True):
+        views[view] = _fitted_view(model_of(config), (values, labels, weights), judged, folds, stop)
     if len(views) == 1:
         return next(iter(views.values()))
     held_out = np.stack([found.held_out for found in views.values()])
@@ -406,16 +405,14 @@ def fitted(
     # The features of a view with a tiny spread hardly vary. It gets no weight, since its noise would be blown up.
     shares = np.where(spreads > spreads.max() / 10, 1 / np.maximum(spreads, 1e-12), 0.0) + 1e-12
     shares /= shares.sum()
-    arrays: Arrays = {}
-    for (view, found), share in zip(views.items(), shares, strict=True):
-        arrays |= {f"{view}/{name}": array for name, array in found.arrays.items()} | {
-            f"{view}/share": np.array([share])
-        }
-    held_out_logits = shares @ held_out
-    best = Candidate(
-        views[_FRAMES].best.settings, held_out_loss(labels[judged], held_out_logits, class_weights[labels][judged])
-    )
-    return Found(arrays, best, (best,), held_out_logits)
+    arrays = {
+        f"{view}/{name}": array
+        for (view, found), share in zip(views.items(), shares, strict=True)
+        for name, array in {**found.arrays, "share": np.array([share])}.items()
+    }
+    logits = shares @ held_out
+    best = Candidate(views[_FRAMES].best.settings, held_out_loss(labels[judged], logits, weights[judged]))
+    return Found(arrays, best, (best,), logits)
 
 
 def _fitted_view(
