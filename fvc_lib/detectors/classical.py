@@ -334,28 +334,25 @@ for _name, (_model, _packages, _paper, _bibtex) in _MODELS.items():
 
 def refuse_settings(config: RunConfig) -> None:
     """Raise ``UsageError`` if ``config`` sets parameters that do not apply to a model on features, such as ``head``."""
-    wrong: dict[str, object] = {
-        "num_ranks": config.num_ranks > 1,
-        "device": config.device not in ("auto", "cpu"),
-        "head": config.head,
-        "wavelet_bands": config.wavelet_bands,
-    }
     if config.of_features == "both" and config.self_blended:
         raise UsageError(
             "self_blended: pseudo-fakes are made of frames, and have no forensic features. Add -p views frames, or "
             "leave self_blended out."
         )
-    if config.of_features != "forensic":
-        per_frame = DETECTORS.get(config.model).estimator.per_frame
-        wrong |= {
-            "tune": config.tune not in ("", "head"), "l2_normalise": config.l2_normalise,
-            "clips_per_video": per_frame and config.clips_per_video > 1,
-        }  # fmt: skip
-    else:
-        wrong |= {
-            "model_weights": config.model_weights, "crop": config.crop, "clips_per_video": config.clips_per_video > 1,
-            "tune": config.tune, "self_blended": config.self_blended,
-        }  # fmt: skip
+    on_clips = config.of_features != "forensic"
+    several = on_clips and not DETECTORS.get(config.model).estimator.per_frame  # clips of a video are averaged
+    wrong: dict[str, object] = {
+        "num_ranks": config.num_ranks > 1,
+        "device": config.device not in ("auto", "cpu"),
+        "head": config.head,
+        "wavelet_bands": config.wavelet_bands,
+        "tune": config.tune and not (on_clips and config.tune == "head"),
+        "l2_normalise": config.l2_normalise,
+        "clips_per_video": config.clips_per_video > 1 and not several,
+        "model_weights": config.model_weights and not on_clips,
+        "crop": config.crop and not on_clips,
+        "self_blended": config.self_blended and not on_clips,
+    }
     if names := [name for name, is_wrong in wrong.items() if is_wrong]:
         raise UsageError(
             f"{', '.join(names)}: model {config.model!r} is fitted to features of whole videos, in one process on the "

@@ -348,12 +348,11 @@ def logits_of(config: RunConfig, arrays: Arrays, values: FloatArray) -> FloatArr
     model, views = model_of(config), dict.fromkeys(name.partition("/")[0] for name in arrays if "/" in name)
     if not views:
         return model.logits(arrays, values)
-    logits, first = np.zeros(len(values)), 0
+    logits = np.zeros(len(values))
     for view in sorted(views, key=(_FRAMES, _PIXELS, _CODING).index):
         own = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{view}/")}
-        last = first + len(own["median"])
-        logits += own.pop("share") * model.logits(own, values[:, first:last])
-        first = last
+        seen, values = np.split(values, [len(own["median"])], axis=1)
+        logits += own.pop("share") * model.logits(own, seen)
     return logits
 
 
