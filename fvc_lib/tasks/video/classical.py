@@ -353,6 +353,8 @@ def logits_of(config: RunConfig, arrays: Arrays, values: FloatArray) -> FloatArr
         own = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{view}/")}
         seen, values = np.split(values, [len(own["median"])], axis=1)
         logits += own.pop("share") * model.logits(own, seen)
+    if values.shape[1]:
+        raise ValueError(f"a view of {values.shape[1]} features is not stored")
     return logits
 
 
