@@ -225,7 +225,8 @@ def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, b
     top, left = round((height - side) / 2), round((width - side) / 2)
     padded = np.pad(pictures, ((0, 0), (0, 0), (max(0, -top), side), (max(0, -left), side)))
     top, left = max(0, top), max(0, left)
-    frames = padded[:, :, top : top + side, left : left + side]
+    # Contiguous, because a window is written to its file as one block of memory.
+    frames = np.ascontiguousarray(padded[:, :, top : top + side, left : left + side])
     box = np.array([left, top, min(side, width), min(side, height)], float)
     return frames, np.tile(box, (len(pictures), 1)), True
 
