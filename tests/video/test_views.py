@@ -360,8 +360,9 @@ def test_windows_lie_in_the_video_in_their_order_and_are_not_too_many(n, frames,
             assert (places[1:, 0] <= places[:-1, -1]).all()
 
 
-def test_a_worker_writes_frames_and_tells_where_they_are_or_what_is_wrong(video, tmp_path):
-    view = View()
+@pytest.mark.parametrize("fit", ["letterbox", "crop", "squash:0.5"])
+def test_a_worker_writes_frames_and_tells_where_they_are_or_what_is_wrong(video, tmp_path, fit):
+    view = View(fit=fit)
     item = {"source": str(video), "target": str(tmp_path / "raw"), "content_sha256": "", "num_frames": 4,
             "fixed_size": 24, "view": vars(view), "code": decode_code(view), "crop": crop_code(view),
             "recipe": "", "encoded": []}  # fmt: skip

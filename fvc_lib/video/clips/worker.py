@@ -84,7 +84,7 @@ def make_windows(item: Item, more: Callable[[Path], dict[str, Any]] | None = Non
 
             def store(number: int, frame: Pixels) -> None:
                 stream.seek(number * frame.nbytes)
-                stream.write(frame.data)
+                stream.write(np.ascontiguousarray(frame).data)  # a crop is a view
 
             windows = decode_windows(path, item["num_frames"], item["fixed_size"], View(**item["view"]), store)
             found = more(path) if more else {}
