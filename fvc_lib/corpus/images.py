@@ -92,7 +92,7 @@ def list_images(corpus: AnyPath, *, allow_outside: bool = False) -> tuple[Corpus
     Raises:
         UsageError: the corpus has no known layout.
         DataError: a list of the corpus is missing.
-        LeakageError: the official lists of Nutrition5k share dishes.
+        LeakageError: the official lists of a corpus share items.
     """
     corpus = Path(corpus)
     loader = recognised(IMAGE_LAYOUTS, corpus)
