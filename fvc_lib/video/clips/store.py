@@ -232,7 +232,7 @@ class ClipStore:
         return set()
 
     def note_use(self) -> None:
-        """Record the settings of the clips and the time of this use, for people who look into the cache."""
+        """Record the settings of the clips for people, and the time of this use for the command ``clean``."""
         note_use(self.originals_folder, self._decode_settings)
         note_use(self.augmented_folder, {**self._decode_settings, "augmentations": sorted(self.augmentation.names)})
         if self.self_blended:
