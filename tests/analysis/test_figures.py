@@ -23,7 +23,9 @@ from tests.analysis import task_runs
 from tests.analysis.memory_story import memory_of, troubled_run
 
 IMAGES = task_runs.images_of()
+TARGETS = task_runs.targets_of(IMAGES)
 PREDICTED = task_runs.image_predictions_of(IMAGES)
+NUMBERS = task_runs.target_predictions_of(IMAGES, TARGETS)
 
 
 def title(figure: go.Figure) -> str:
@@ -87,7 +89,8 @@ def test_a_still_picture_names_classes_as_they_are_called() -> None:
 @pytest.mark.slow
 def test_figures_of_a_run_have_a_finding_an_n_and_axes(run: RunPaths) -> None:
     drawn = figures_of(run)
-    for figure in (*drawn.values(), tasks.confusion_figure(PREDICTED)):
+    numbers = tasks.target_scatter_figure(NUMBERS)
+    for figure in (*drawn.values(), tasks.confusion_figure(PREDICTED), numbers):
         check_look(figure)
     predictions = queries.predictions([run]).frame
     right = ((predictions["score"] >= predictions["threshold"]) == (predictions["label"] == "fake")).mean()
@@ -105,6 +108,7 @@ def test_figures_of_an_empty_run_say_why_they_are_empty(tmp_path: Path) -> None:
     empty = (
         comparisons.levels_figure(tables.frame_of([], tables.ROBUSTNESS_RESULTS)),
         tasks.confusion_figure(PREDICTED.clear()),
+        tasks.target_scatter_figure(NUMBERS.clear()),
     )
     for figure in (*figures_of(run).values(), *empty):
         assert "nothing to show" in title(figure)

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import polars as pl
 
 from fvc_lib.analysis import wording
-from fvc_lib.analysis.dashboard.panels import PANELS, Shown
+from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Shown
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.pages.display import HtmlSentences, HtmlTable
 from fvc_lib.analysis.read.headline import measured_scores, run_verdict
@@ -22,6 +22,8 @@ from fvc_lib.services.tables import PARTS
 
 DIRECTIONS = ("video_to_text", "text_to_video")
 _MOST_CLASSES = 32  # in a confusion matrix
+_MOST_TARGETS = 8
+_MOST_POINTS = 800  # test images that are drawn for a target
 
 
 # --- Numbers next to their controls
@@ -115,7 +117,7 @@ def rejected_table(rejected: pl.DataFrame) -> pl.DataFrame:
     return counts.sort("number", "reason", descending=[True, False])
 
 
-# --- Images: classes
+# --- Images: classes and targets
 
 
 def class_table(results: pl.DataFrame) -> pl.DataFrame:
@@ -166,6 +168,33 @@ def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
     return drawn.update_xaxes(title_text="Was called (row number)", showgrid=False, type="category", tickangle=0)
 
 
+def target_scatter_figure(predictions: pl.DataFrame) -> go.Figure:
+    """Return scatter plots of predicted against true numbers of the test images, one panel per target.
+
+    At most eight targets are drawn. ``predictions`` are rows of TARGET_PREDICTIONS.
+    """
+    if predictions.is_empty():
+        return theme.nothing_to_show("Predicted numbers", "No number of a test image was predicted.")
+    targets = predictions.select("target", "unit").unique(maintain_order=True).rows()[:_MOST_TARGETS]
+    counted = theme.in_groups(predictions["image_id"].n_unique(), "test image", predictions["group_id"].n_unique())
+    drawn, places = theme.panel_grid(
+        "Predicted against true numbers of the test images",
+        f"{counted}; exact predictions lie on the dashed line; at most {_MOST_TARGETS} targets, the table has all",
+        [theme.shortened(target, 24) for target, _ in targets],
+        columns=2, panel_height=290, horizontal_spacing=0.09,
+    )  # fmt: skip
+    for (target, unit), where in zip(targets, places, strict=True):
+        rows = predictions.filter(target=target).sort("image_id").head(_MOST_POINTS)
+        true, predicted = rows["value"].to_list(), rows["predicted"].to_list()
+        ends = [min(true + predicted), max(true + predicted)]
+        look = {"where": where, "showlegend": where == places[0]}
+        theme.add_line(drawn, ends, ends, "Exact", theme.NEUTRAL, width=1, dash="dash", **look)
+        marker = {"size": 5, "color": theme.translucent(theme.REAL, 0.5)}
+        theme.add_line(drawn, true, predicted, "Test image", theme.REAL, mode="markers", marker=marker, **look)
+        drawn.update_xaxes(title_text=figure_text(f"True {target} ({unit or 'no unit'})"), **where)
+    return drawn.update_yaxes(title_text="Predicted, in the unit below", col=1)
+
+
 # --- Panels of the dashboard
 
 _TASKS = ("image", "video_text")
@@ -188,3 +217,9 @@ def _metrics_panel(selection: Selection) -> Shown:
 PANELS.register_panel("confusion", at=50, tasks=("image",))(
     lambda selection: confusion_figure(table_of(selection, "image_predictions"))
 )
+
+
+@PANELS.register_panel("targets", at=52, tasks=("image",))
+def _targets_panel(selection: Selection) -> Shown:
+    predictions = table_of(selection, "target_predictions")
+    return NOTHING if predictions.is_empty() else target_scatter_figure(predictions)
