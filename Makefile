@@ -90,7 +90,7 @@ docs: setup-docs  ## Build the documentation with its reference: build/docs/inde
 
 demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus, show where the report is, and judge two new videos
 	$(RUN) run_notebooks.py --params params/demo.yaml
-	$(RUN) run_notebooks.py predict latest $(or $(FVC_DATA_DIR),data)/sample_new --map-minutes 0
+	$(RUN) run_notebooks.py predict latest $(or $(FVC_DATA_DIR),data)/sample_new
 
 demo-image: $(STAMP)  ## Train image recognition with regression on built-in pictures of dishes
 	$(RUN) run_notebooks.py --params params/image.yaml
