@@ -19,6 +19,7 @@ from fvc_lib.analysis.figures.gallery import thumbnail
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.pages.page import render, write_page
 from fvc_lib.analysis.wording import interval_text
+from fvc_lib.services.atomic_files import path_from_text
 
 Floats = npt.NDArray[np.floating]
 Pixels = npt.NDArray[np.uint8]
@@ -208,13 +209,15 @@ def verdict_table(table: pl.DataFrame, pages: Mapping[str, str]) -> HtmlTable:
 
 
 def prediction_table(table: pl.DataFrame) -> HtmlTable:
-    """Return the predictions of an image or video-text model for readers, one row per file.
+    """Return the predictions of an image or video-text model for readers, one row per file; a name opens the file.
 
     ``table`` is the table of ``predictions.csv``, which has the columns ``path``, ``remarks`` and those of the answer.
     """
     file = pl.col("path").str.split("/").list.last().alias("file")
     shown = table.select(file, pl.exclude("path", "sha256", "part", "failure"))
-    return HtmlTable(shown, "Answers, and remarks on files of the training", max_rows=1000, missing="", stacks=True)
+    caption = "Answers, and remarks on files of the training; a name opens the file"
+    links = {"file": [path_from_text(path).as_uri() for path in table["path"]]}
+    return HtmlTable(shown, caption, links=links, max_rows=1000, missing="", stacks=True)
 
 
 def write_predictions_page(
