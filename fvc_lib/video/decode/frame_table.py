@@ -136,7 +136,7 @@ def read_frame_table(source: VideoSource) -> FrameTable:
     except av.error.FFmpegError as error:
         failure = f"reading stops after {len(pts)} packets: {system_reason(error)}"
     of_packets = np.array(pts, np.int64), np.array(is_key, bool), np.array(is_shown, bool)
-    damage = failure or _damage(source, len(pts), num_cut)
+    damage = failure or _damage(source, of_packets[0], num_cut)
     if not pts:
         raise (TruncatedVideo if damage else CorruptVideo)(source.path, damage or "it opens, but holds no frame")
     stores_pts = source.container_name in _STORES_PTS
@@ -209,7 +209,7 @@ def missing_bytes(head: bytes, size_bytes: int) -> int:
     return stated - size_bytes if stated > size_bytes + _SLACK_BYTES else 0
 
 
-def _damage(source: VideoSource, num_read: int, num_cut: int) -> str:
+def _damage(source: VideoSource, pts: IntArray, num_cut: int) -> str:
     """Return which data are missing in the file, as a text; empty if none are.
 
     The packets are compared with the index of packets in an MP4. The file's size is compared with the size that the
@@ -217,18 +217,30 @@ def _damage(source: VideoSource, num_read: int, num_cut: int) -> str:
 
     Args:
         source: the video.
-        num_read: number of whole packets.
+        pts: int64 (N,), presentation times of the N whole packets.
         num_cut: number of packets that are cut off by the end of the file.
     """
     entries = source.stream.index_entries if source.container_name == "mov" else ()
-    promised = len(entries) if len(entries) <= num_read else sum(entry.size > 0 for entry in entries)
-    missing = max(num_cut, promised - num_read)
+    promised = len(entries) if len(entries) <= len(pts) else sum(entry.size > 0 for entry in entries)
+    missing = max(num_cut, promised - len(pts))
     if missing > 0:
-        return f"{missing} of its {num_read + missing} frames are missing or cut short"
+        return f"{missing} of its {len(pts) + missing} frames are missing or cut short"
     num_missing = missing_bytes(source.head, source.size_bytes)
-    if num_missing:
+    if num_missing and not _reaches_stated_end(source, pts):  # otherwise only the index after the frames is missing
         return f"the file ends {num_missing:,} bytes before the size its container states"
     return ""
+
+
+def _reaches_stated_end(source: VideoSource, pts: IntArray) -> bool:
+    """Return whether the presentation times ``pts`` span the duration that the container states, up to about a frame.
+
+    Return False if the duration or a time is unknown.
+    """
+    stated, time_base = source.container.duration, source.stream.time_base
+    if not stated or not time_base or not len(pts) or (pts == NO_PTS).any():
+        return False
+    seconds = float(int(pts.max() - pts.min()) * time_base)
+    return seconds + 1.5 * seconds / max(1, len(pts) - 1) >= stated / av.time_base
 
 
 _IDR = re.compile(rb"\x00\x00\x01[\x25\x45\x65]")  # nal_unit_type 5 (ITU-T H.264, table 7-1) behind a start code
