@@ -89,6 +89,19 @@ def test_a_file_of_the_run_gets_its_stored_score_from_its_own_fold_unless_its_co
     assert "content has changed" in refused.failure
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
+def test_a_video_that_was_damaged_is_scored_again_once_it_is_restored(run):
+    row = read_table(run.predictions(1), PREDICTIONS).row(0, named=True)
+    video = Path(networks_of_run(run).config.corpus) / row["label"] / f"{row['video_id']}.mp4"
+    content = video.read_bytes()
+    video.write_bytes(content[:-1])
+    with pytest.raises(DataError, match="content has changed"):
+        scored(run, ())
+    video.write_bytes(content)
+    assert scored(run, ())[1] == pytest.approx(0, abs=1e-6)
+
+
 def test_runs_without_networks_are_refused(run, tmp_path):
     other = RunPaths(tmp_path / "run_1")
     for text, words in ((run.params_yaml.read_text(), "fold 0 is not finished"), ("task: image\n", "is of task image")):

@@ -65,7 +65,7 @@ class Rescored:
 
     Attributes:
         path: absolute path of the undisturbed file, as tables store it.
-        sha256: hex digest of its content.
+        sha256: hex digest of its content; empty if there is no score.
         score: calibrated probability of fake.
         logit: the network's logit, with the prior logit added.
         failure: why there is no score; empty if there is one.
@@ -155,10 +155,11 @@ def _scored(
     with closing(score_files(networks, asked, workers=workers)) as answers:
         for answer in answers:
             file = asked[answer.position]
-            one = Rescored(path_to_text(file.path), file.content_sha256, failure=answer.failure, lasts=answer.lasts)
+            # Without a digest, a failure is stored for the file as it is now: a restored file is scored.
+            one = Rescored(path_to_text(file.path), failure=answer.failure, lasts=answer.lasts)
             for fold, logit in answer.logits.items():
                 score = float(probabilities([logit], networks.folds[fold].temperature)[0])
-                one = replace(one, score=score, logit=logit)
+                one = replace(one, sha256=file.content_sha256, score=score, logit=logit)
             yield one
 
 
