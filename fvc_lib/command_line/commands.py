@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fvc_lib.analysis.wording import count_text
+from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.command_line.models import write_run_bundle
 from fvc_lib.command_line.options import (
     AS_JSON,
@@ -401,13 +401,15 @@ def _export(run: RunPaths, export: "RunExport", named: tuple[str, str] | None = 
 
     refuse_damaged(run.root)
     with tempfile.TemporaryDirectory(prefix="fvc_bundle_") as folder:
-        bundle, sentence = Path(folder) / "bundle", ""
+        bundle, sentence, lines = Path(folder) / "bundle", "", list[str]()
         try:
             _, sentence = write_run_bundle(run, bundle)
-        except FvcError:  # the run is not finished, so it has no model
+        except FvcError as error:  # mostly because the run is not finished
             if named is not None:
                 raise
-        click.echo("\n".join(export.finish(run_content(run), bundle if sentence else None)))
+            lines = [f"  without its model: {clean_text(error)}"]
+        lines = [*export.finish(run_content(run), bundle if sentence else None), *lines]
+        click.echo("\n".join(lines))
         if named is not None:
             experiment, store, (model, alias) = run.root.parent.name, export.tracking_uri, named
             version = register_bundle(

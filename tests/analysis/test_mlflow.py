@@ -104,6 +104,14 @@ def test_without_mlflow_a_runs_end_has_a_warning(run, tmp_path, monkeypatch, cap
     assert f"export {run.root} --format mlflow" in shown
 
 
+def test_an_export_without_the_runs_model_says_why(run, capsys):
+    commands._export(run, SimpleNamespace(finish=lambda _content, bundle: [f"exported with {bundle}"]))
+    first, why = capsys.readouterr().out.splitlines()
+    assert first == "exported with None"
+    assert why.startswith("  without its model: ")
+    assert run.run_id in why
+
+
 def test_a_command_that_cannot_be_meant_is_a_usage_error(tmp_path):
     assert model_and_alias("news@champion") == ("news", "champion")
     assert model_and_alias("news") == ("news", "")
