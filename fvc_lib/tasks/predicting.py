@@ -31,7 +31,6 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import KNOWN_FILES, TableSchema, read_table, write_table
 from fvc_lib.services.tasks import DEFAULT_TASK, TASKS
 from fvc_lib.tasks.shared_training import TrainedClass, changed_functions, functions_of, own_code, read_outcome
-from fvc_lib.video.clips.store import Pixels
 
 KNOWN = "known_files.parquet"
 PART_SENTENCES = {
@@ -92,7 +91,6 @@ class Finding:
         values: the answer by column name, with all of ``Predictor.columns``; empty after a failure.
         title: the most important part of the answer, as text.
         lines: the rest of the answer as lines of text.
-        picture: the text that the caller's function ``picture`` returned for the file.
         failure: the reason why there is no answer; empty after success.
         lasts: whether another attempt would give the same result; False after a crash or a timeout.
     """
@@ -102,7 +100,6 @@ class Finding:
     values: Mapping[str, str | float | None] = field(default_factory=dict)
     title: str = ""
     lines: tuple[str, ...] = ()
-    picture: str = ""
     failure: str = ""
     lasts: bool = True
 
@@ -127,15 +124,6 @@ class Prediction:
     def score(self) -> float | None:
         """The calibrated probability that a video is fake; None for other tasks or after a failure."""
         return self.values.get("score")
-
-
-# Takes the path of a file (table text) and the frames that the network sees; returns text to keep with the finding.
-Picture = Callable[[str, Pixels], str]
-
-
-def no_picture(_path: str, _seen: Pixels) -> str:
-    """Return an empty text; the ``Picture`` of callers that need no pictures."""
-    return ""
 
 
 @dataclass(frozen=True)
@@ -258,13 +246,12 @@ class Predictor(ABC):
         """A text that changes whenever anything changes that affects an answer, such as weights or settings."""
 
     @abstractmethod
-    def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Any]:
+    def findings(self, files: Sequence[Path], *, workers: int = 0) -> Generator[Any]:
         """Yield one finding per file, in any order; a bad file gives a failure and does not stop the others.
 
         Args:
             files: absolute paths without repeats.
             workers: number of processes that decode; 0: one per core.
-            picture: called with the path and the pixels of each judged file; its text goes into the finding.
 
         Raises:
             FvcError: the code that decodes was changed, or a network returns values that are not finite.

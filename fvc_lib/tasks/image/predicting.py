@@ -24,7 +24,7 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.tasks.decoding import scratch_folder
 from fvc_lib.tasks.image.task import LABELS, ImageLabels, image_model, middle_view
-from fvc_lib.tasks.predicting import Finding, OneNetwork, Picture, Trained, no_picture
+from fvc_lib.tasks.predicting import Finding, OneNetwork, Trained
 
 _DECODER = "fvc_lib.video.decode.still_image"
 _CLASS = {"class": pl.String(), "probability": pl.Float64(), "runner_up": pl.String()}
@@ -76,13 +76,12 @@ class ImagePredictor(OneNetwork):
         """
         return sha256_of_json([PIL.__version__, code_hash(_DECODER)])
 
-    def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
+    def findings(self, files: Sequence[Path], *, workers: int = 0) -> Generator[Finding]:
         """Yield one finding per picture, in any order; a bad file gives a finding with a failure.
 
         Args:
             files: absolute paths without repeats.
             workers: number of processes that decode; 0: one per core.
-            picture: called with the path and the crop that the network sees, uint8 (3, S, S).
         """
         size = self.config.image_size
         with scratch_folder(self.config) as folder:
@@ -101,16 +100,15 @@ class ImagePredictor(OneNetwork):
                         continue
                     pixels = torch.from_numpy(np.load(targets[answer.position])).permute(2, 0, 1)
                     targets[answer.position].unlink()
-                    yield self._judged(path_to_text(file), value["content_sha256"], middle_view(pixels, size), picture)
+                    yield self._judged(path_to_text(file), value["content_sha256"], middle_view(pixels, size))
 
-    def _judged(self, path: str, content: str, view: torch.Tensor, picture: Picture) -> Finding:
+    def _judged(self, path: str, content: str, view: torch.Tensor) -> Finding:
         """Return the finding on one picture: its class, numbers and probabilities.
 
         Args:
             path: absolute path, as tables store it (``path_to_text``).
             content: SHA-256 of the file.
             view: uint8 (3, S, S), the crop that the network sees.
-            picture: called with ``path`` and ``view``; its text goes into the finding.
 
         Raises:
             DataError: an output of the network is not finite.
@@ -134,7 +132,7 @@ class ImagePredictor(OneNetwork):
         numbers = dict(zip(self._targets, labels.in_units(scaled)[0].tolist(), strict=True))
         values |= numbers
         lines += [f"{name} {number:.4g}" for name, number in numbers.items()]
-        return Finding(path, content, values, lines[0], tuple(lines[1:]), picture(path, view.numpy()))
+        return Finding(path, content, values, lines[0], tuple(lines[1:]))
 
 
 def _notes(labels: ImageLabels) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ from fvc_lib.services.tables import (
 from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING
 from fvc_lib.tasks.bundle import MEMBERS, Bundle, refused, write_bundle
 from fvc_lib.tasks.decoding import DecodedFile, FileToScore, looked_at, scratch_folder
-from fvc_lib.tasks.predicting import NOT_STATED, Picture, Prediction, Predictor, Standing, Strict, Trained, no_picture
+from fvc_lib.tasks.predicting import NOT_STATED, Prediction, Predictor, Standing, Strict, Trained
 from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
@@ -361,7 +361,7 @@ class VideoDetector(Predictor):
 
     # Findings
 
-    def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
+    def findings(self, files: Sequence[Path], *, workers: int = 0) -> Generator[Finding]:
         """Yield one finding per file, in any order; a bad file gives a finding with a failure.
 
         If a member of an ensemble cannot judge a file, the ensemble yields that member's finding.
@@ -369,16 +369,13 @@ class VideoDetector(Predictor):
         Args:
             files: absolute paths without repeats.
             workers: number of processes that decode; 0: one per core.
-            picture: called with the path and clips, uint8 (N, T, 3, S, S), of each scored file.
         """
         if self.ensemble is None:
-            yield from self._looked_at(files, workers, picture)
+            yield from self._looked_at(files, workers)
             return
         found = list[dict[str, Finding]]()
-        for number, member in enumerate(self.members):
-            shown = picture if number == self.ensemble.lead else no_picture
-            answers = member.findings(files, workers=workers, picture=shown)
-            found.append({finding.path: finding for finding in answers})
+        for member in self.members:
+            found.append({finding.path: finding for finding in member.findings(files, workers=workers)})
         for path in found[0]:
             yield self._combined(self.ensemble, [by_path[path] for by_path in found])
 
@@ -398,7 +395,7 @@ class VideoDetector(Predictor):
         odds, detectors = np.array([finding.logits for finding in found]), record.detector_of_member
         return replace(lead, logits=tuple(of_ensemble(odds.T, detectors).tolist()))
 
-    def _looked_at(self, files: Sequence[Path], workers: int, picture: Picture) -> Generator[Finding]:
+    def _looked_at(self, files: Sequence[Path], workers: int) -> Generator[Finding]:
         """Yield the findings of this detector's own networks; members of an ensemble are not used.
 
         Arguments are those of ``findings``.
@@ -421,7 +418,6 @@ class VideoDetector(Predictor):
 
         def look(place: int, frames: Pixels) -> None:
             reasons[place] = tuple(self._reasons(probes[place], frames))
-            picture(probes[place].path, frames)
 
         with scratch_folder(networks.config) as folder, half_of_the_cores(), ThreadPoolExecutor(1) as threads:
             # The networks are loaded while the first file is decoded.

@@ -18,7 +18,7 @@ from fvc_lib.detectors.texts.tokenizer import TextTokenizer
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import KNOWN_TEXTS, VIDEO_TEXTS, read_table, write_table
 from fvc_lib.tasks.decoding import looked_at, scratch_folder
-from fvc_lib.tasks.predicting import Finding, OneNetwork, Picture, Trained, no_picture
+from fvc_lib.tasks.predicting import Finding, OneNetwork, Trained
 from fvc_lib.tasks.video_text.task import TOKENIZER, text_tensors
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 
@@ -87,13 +87,12 @@ class VideoTextPredictor(OneNetwork):
         """
         return ClipStore.of(self.config).decode_hash
 
-    def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
+    def findings(self, files: Sequence[Path], *, workers: int = 0) -> Generator[Finding]:
         """Yield one finding per video, in any order; a bad file gives a finding with a failure.
 
         Args:
             files: absolute paths without repeats.
             workers: number of processes that decode; 0: one per core.
-            picture: called with the path and the clip that the network sees, uint8 (T, 3, S, S).
         """
         store = ClipStore.of(self.config)
         with scratch_folder(self.config) as folder:
@@ -108,17 +107,16 @@ class VideoTextPredictor(OneNetwork):
                     else:
                         frames: Pixels = np.empty(store.shape, np.uint8)
                         load_clip_file(clip, frames, store.shape)
-                        yield self._described(path, probed.content_sha256, frames, picture)
+                        yield self._described(path, probed.content_sha256, frames)
                     clip.unlink(missing_ok=True)
 
-    def _described(self, path: str, content: str, frames: Pixels, picture: Picture) -> Finding:
+    def _described(self, path: str, content: str, frames: Pixels) -> Finding:
         """Return the finding on one video: its caption and its nearest texts.
 
         Args:
             path: absolute path, as tables store it (``path_to_text``).
             content: SHA-256 of the file.
             frames: uint8 (T, 3, S, S), the clip.
-            picture: called with ``path`` and ``frames``; its text goes into the finding.
 
         Raises:
             DataError: a similarity is not finite.
@@ -137,7 +135,7 @@ class VideoTextPredictor(OneNetwork):
                 for place, row in enumerate(found.argsort(descending=True, stable=True)[:NEAREST].tolist(), start=1):
                     values |= {f"text_{place}": self._texts[row], f"similarity_{place}": float(found[row])}
                     lines.append(f"{found[row]:.2f} {self._texts[row]}")
-        return Finding(path, content, values, lines[0], tuple(lines[1:]), picture(path, frames))
+        return Finding(path, content, values, lines[0], tuple(lines[1:]))
 
     def _text_embeddings(self, joint: JointSpace) -> Tensor:
         """Return the embeddings of the run's M texts, unit vectors float32 (M, E) on the CPU.
