@@ -93,7 +93,8 @@ def run_memory(
     """
     chosen = ~pl.col("stage").is_in(list(leave_out))
     chosen = chosen & pl.col("fold").is_in(list(folds)) if folds else chosen
-    usage, happened = memory_usage(samples.frame.filter(chosen)), events.frame.filter(chosen)
+    usage = memory_usage(samples.frame.filter(chosen))
+    happened = events.frame.filter(chosen)
     notes = tuple(dict.fromkeys((*samples.notes, *events.notes)))
     return MemoryFindings(usage, happened, phase_peaks(usage), epoch_growth(usage), predictions(usage, happened), notes)
 
@@ -212,7 +213,8 @@ def judged_growth(epochs: Numbers, used_mb: Numbers) -> tuple[int, float | None,
     from scipy import stats  # two thirds of a second to load, in every notebook with figures
 
     slope = float(stats.theilslopes(y, x).slope)
-    enough = max(MIN_MB_PER_EPOCH, MIN_GROWN_SHARE * float(np.max(used_mb)) / float(epochs[-1] - epochs[0]))
+    grown_mb = MIN_GROWN_SHARE * float(np.max(used_mb))
+    enough = max(MIN_MB_PER_EPOCH, grown_mb / float(epochs[-1] - epochs[0]))
     # Both halves must grow: after a single jump, the line over all epochs rises, but one half is flat.
     middle = x.size // 2
     halves = (slice(0, x.size - middle), slice(middle, None))

@@ -123,16 +123,19 @@ def content_of(
     # As CSV, which MLflow's pages show as a table.
     stored = {name: frame.drop("run_id") for name, frame in frames.items() if name in _STORED and frame.height}
     parameters = frames["parameters"].select("parameter", "value").iter_rows()
+    texts = {key_of(stored_text(name)): stored_text(value)[:MAX_TEXT] for name, value in parameters}
+    own_tags = {"fvc.run_id": run_id, RUN_KEY: sha256_of_json([experiment, run_id])}
+    csv_files = {f"tables/{name}.csv": csv_for_people(frame) for name, frame in stored.items()}
     return RunContent(
         experiment,
         run_id,
         _STATUSES.get(str(status.get("state")), "KILLED"),
         (began, ended),
-        {key_of(stored_text(name)): stored_text(value)[:MAX_TEXT] for name, value in parameters},
-        {**run_tags(headline, record), "fvc.run_id": run_id, RUN_KEY: sha256_of_json([experiment, run_id])},
+        texts,
+        {**run_tags(headline, record), **own_tags},
         points,
         [path for path in files if path.is_file()],
-        {f"tables/{name}.csv": csv_for_people(frame) for name, frame in stored.items()},
+        csv_files,
         tuple(dict.fromkeys(notes)),
     )
 
@@ -189,7 +192,10 @@ def _points(curves: pl.DataFrame, results: pl.DataFrame, task_results: pl.DataFr
         ends = (value, names), (low, [*names, "low"]), (high, [*names, "high"])
         rows += [(key_of(*key), 0, ended, end) for end, key in ends if end is not None]
     # MLflow's SQL stores turn an infinity into 1.8e308, which reads as a number.
-    points = {row[:2]: (*row[:3], row[3] if math.isfinite(row[3]) else math.nan) for row in rows}
+    points = {}
+    for row in rows:
+        value = row[3] if math.isfinite(row[3]) else math.nan
+        points[row[:2]] = (*row[:3], value)
     return list(points.values())
 
 
@@ -237,7 +243,9 @@ class RunExport:
 
     def __init__(self, tracking_uri: str) -> None:
         self.tracking_uri = tracking_uri
-        self._run_id, self._earlier, self._sent = "", list[str](), set[tuple[str, int]]()
+        self._run_id = ""
+        self._earlier = list[str]()
+        self._sent = set[tuple[str, int]]()
 
     def update(self, content: RunContent) -> None:
         """Log what is new of a run: parameters, tags, and the points that were not logged yet.
@@ -256,12 +264,11 @@ class RunExport:
                 self._run_id = str(created.info.run_id)
             entities = importlib.import_module("mlflow.entities")
             new = [point for point in content.points if point[:2] not in self._sent]
-            client.log_batch(  # MLflow splits it into batches that the server accepts
-                self._run_id,
-                metrics=[entities.Metric(key, value, time, step) for key, step, time, value in new],
-                params=[entities.Param(*param) for param in content.params.items()],
-                tags=[entities.RunTag(*tag) for tag in content.tags.items()],
-            )
+            metrics = [entities.Metric(key, value, time, step) for key, step, time, value in new]
+            params = [entities.Param(*param) for param in content.params.items()]
+            tags = [entities.RunTag(*tag) for tag in content.tags.items()]
+            # MLflow splits these lists into batches that the server accepts.
+            client.log_batch(self._run_id, metrics=metrics, params=params, tags=tags)
             self._sent.update(point[:2] for point in new)
 
     def finish(self, content: RunContent, bundle: Path | None = None) -> list[str]:

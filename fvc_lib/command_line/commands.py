@@ -69,7 +69,8 @@ def status(run: str, as_json: bool, runs_dir: Path) -> None:
         print_answer(record, [line, *_job_lines(folder, jobs)], as_json=as_json)
         return
     paths = find_run(runs_dir, run)
-    state, jobs = status_now(paths), job_states(paths.root)
+    state = status_now(paths)
+    jobs = job_states(paths.root)
     doing = {key: read_progress(paths.logs / f"{key}.progress.json") for key in state.stages}
     record = {
         "run": paths.run_id,
@@ -81,9 +82,12 @@ def status(run: str, as_json: bool, runs_dir: Path) -> None:
     is_stopped = state.state in {"interrupted", "requeue", "failed"}
     go_on = f"; to go on: {command_text('--resume', paths.root)}" if is_stopped else ""
     word = "stopped" if state.state == "requeue" else state.state
-    lines = [f"{paths.root}: {word}, {size_of(paths.root) / 1e6:,.1f} MB{go_on}", f"  {run_labels([paths])[0]}"]
+    size_mb = size_of(paths.root) / 1e6
+    label = run_labels([paths])[0]
+    lines = [f"{paths.root}: {word}, {size_mb:,.1f} MB{go_on}", f"  {label}"]
     for key, stage in state.stages.items():
-        details, progress = stage.reason or "", doing[key]
+        details = stage.reason or ""
+        progress = doing[key]
         if stage.state == "running":
             details = f"{progress.what} {progress.done}/{progress.total}" if progress else ""
         elif stage.state == "failed":
@@ -368,7 +372,8 @@ def export(
     """
     from fvc_lib.analysis.mlflow import RunExport, default_tracking_uri, model_and_alias
 
-    of_mlflow, names = kind == "mlflow", runs or ("latest",)
+    of_mlflow = kind == "mlflow"
+    names = runs or ("latest",)
     refuse_where({
         "--to and --final: are for --format bundle.": of_mlflow and (to or final),
         "--tracking-uri and --register: are for --format mlflow.": not of_mlflow and (tracking_uri or register),
@@ -480,7 +485,8 @@ def run_content(run: RunPaths) -> "RunContent":
     from fvc_lib.analysis.read.queries import SQL_TABLES
     from fvc_lib.analysis.read.runs import run_status
 
-    record, tables = read_json_object(run.run_json), {name: SQL_TABLES[name]([run]) for name in TABLES}
+    record = read_json_object(run.run_json)
+    tables = {name: SQL_TABLES[name]([run]) for name in TABLES}
     records = [run.params_yaml, run.run_json, run.status_json, run.code_patch, run.robustness_results]
     files = [run.report_html, *records]  # its figures have still pictures: plotly.js stays in the runs folder
     return content_of(run_headline(run), record, run_status(run), tables, files)
@@ -515,7 +521,9 @@ def clean(yes: bool, days: float, models: bool, runs_dir: Path | None) -> None:
     config = resolve_config()
     if runs_dir is not None and not runs_dir.is_dir():  # else the cache would look as if no run used it
         raise UsageError(f"--runs-dir {str(runs_dir)!r}: no such folder.")
-    before, sizes, parts = time.time() - days * 86400, list[int](), dict[Path, list[Path]]()
+    before = time.time() - days * 86400
+    sizes = list[int]()
+    parts = dict[Path, list[Path]]()
     found = list_runs(runs_dir or config.runs_dir)
     runs = {run: _state(run) for run in found if not (run.root.is_symlink() or run.root.parent.is_symlink())}
     for run, state in runs.items():
@@ -558,7 +566,8 @@ def _files_of_run(run: RunPaths, *, models: bool) -> list[Path]:
         run: the run.
         models: whether all trained weights can be deleted, too.
     """
-    superseded, trained = _files(run.superseded), _files(run.root / "checkpoints")
+    superseded = _files(run.superseded)
+    trained = _files(run.root / "checkpoints")
     weights = [path for path in (*superseded, *trained) if models and path.suffix in _WEIGHTS]
     return sorted({*weights, *(path for path in superseded if not path.name.endswith(_STAY_SUPERSEDED))})
 

@@ -193,7 +193,9 @@ def model_card(run: RunPaths, predictor: "Predictor", *, final: bool = False) ->
     from fvc_lib.tasks.video.calibration import read_selection, too_few_groups
     from fvc_lib.tasks.video.verdicts.rule import TAKEN_OVER, WORTH
 
-    config, headline, standing = run_config(run.params_yaml), run_headline(run), predictor.standing
+    config = run_config(run.params_yaml)
+    headline = run_headline(run)
+    standing = predictor.standing
     split = "One split: the epoch was chosen on the validation part, and the test part was looked at once."
     if config.task == DEFAULT_TASK:
         circumstances = headline.measure.circumstances(headline.num_samples, headline.num_groups)
@@ -240,7 +242,8 @@ def _training(run: RunPaths, trained: Mapping[str, "Trained"]) -> list[str]:
             for place, member in enumerate(record.members)
         ]
     first = next(iter(trained.values()))
-    name, network = getattr(first.config, TASKS[first.config.task].network), first.network
+    name = getattr(first.config, TASKS[first.config.task].network)
+    network = first.network
     spec = None if BACKBONES.is_own(name) else DETECTORS.get(name)
     licence = spec.licence if spec else "not stated" if ":" in name else "this project's"
     weights = network.weights_licence or (spec.weights_licence if spec and spec.brings_weights else "")

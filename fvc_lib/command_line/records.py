@@ -104,7 +104,9 @@ def execute_record(
     """
     from fvc_lib.analysis.pages.report import write_report, write_runs_index  # plotly takes a second to load
 
-    record, page, answer = folder / f"{name}.ipynb", folder / f"{product}.html", folder / _ANSWER
+    record = folder / f"{name}.ipynb"
+    page = folder / f"{product}.html"
+    answer = folder / _ANSWER
     if folder.exists() and not record.is_file() and any(folder.iterdir()):
         raise UsageError(f"folder {str(folder)!r}: has files that this command did not write. Name a new folder.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +127,8 @@ def execute_record(
 def _shown(path: Path) -> Iterator[None]:
     """Show the progress that another process writes into ``path`` during the block; the file is deleted after it."""
     path.unlink(missing_ok=True)
-    terminal, ended = Terminal(sys.stderr, quiet=is_quiet()), threading.Event()
+    terminal = Terminal(sys.stderr, quiet=is_quiet())
+    ended = threading.Event()
 
     def show() -> None:
         while not ended.wait(1.0):
@@ -361,7 +364,8 @@ def robustness(context: click.Context, run: str, levels: tuple[str, ...], jobs: 
         "bootstrap_replicates": config.bootstrap_replicates,
         "confidence": config.confidence,
     }
-    partial, log = found.partial_notebook(ROBUSTNESS), found.logs / f"{ROBUSTNESS}.log"
+    partial = found.partial_notebook(ROBUSTNESS)
+    log = found.logs / f"{ROBUSTNESS}.log"
     with run_lock(found.root), stop_on_signals(), _shown(progress_path(found, ROBUSTNESS, None)):
         code = execute_notebook(
             partial, parameters, ROBUSTNESS, log=log, runs_dir=config.runs_dir, product="table of levels",

@@ -396,7 +396,8 @@ def _try_network(config: RunConfig) -> None:
     from fvc_lib.engine.oom_detection import is_out_of_memory
     from fvc_lib.tasks.video.features import frozen_trunk
 
-    is_own, clips = DETECTORS.file_of(config.model) is not None, config.clips
+    is_own = DETECTORS.file_of(config.model) is not None
+    clips = config.clips
     with nullcontext() if is_own else without_memory():
         network = build_detector(config)
     frozen_trunk(network, config)

@@ -49,8 +49,11 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path) -> None:
     """
     from fvc_lib.corpus.samples.videos import run_listing  # polars takes a second to load
 
-    paths, one, of_stage = find_run(runs_dir, run), Shard.named(shard), stage_named(stage)
-    config, name = run_config(paths.params_yaml), of_stage.name
+    paths = find_run(runs_dir, run)
+    one = Shard.named(shard)
+    of_stage = stage_named(stage)
+    config = run_config(paths.params_yaml)
+    name = of_stage.name
     refuse_stage_of_another_task(config, of_stage)
     if not of_stage.sharded(config):
         raise UsageError(
@@ -118,7 +121,8 @@ def _probe(config: RunConfig, listing: "Listing", shard: Shard, **options: Any) 
     found, _ = probe_listing(listing, work_dir, chosen=shard.has, **options)
     # A trial (``dev_groups``) uses few videos. A shard cannot tell which, because the choice depends on all videos.
     if config.recipe and not config.dev_groups:
-        kind, paths = reencoded_files(config.recipe, config.cache_dir), [path for path in found if found[path].probe]
+        kind = reencoded_files(config.recipe, config.cache_dir)
+        paths = [path for path in found if found[path].probe]
         probe_files(kind, listing.root, paths, work_dir, **options)
 
 

@@ -125,7 +125,8 @@ def combinations(
         chosen = [(name, text.strip()) for name, text in zip(swept, texts, strict=True)]
         found = given(chosen)
         if not members:
-            first, corpus = found.config, corpus_record(found.config)
+            first = found.config
+            corpus = corpus_record(found.config)
             seed_of_folds = first.seed if first.folds_seed is None else first.folds_seed
         if found.config.seed != seed_of_folds:
             found = given(chosen, folds_seed=seed_of_folds)
@@ -189,7 +190,8 @@ def execute(members: Sequence[Combination], jobs: int | None, executor: Executor
     Raises:
         FvcError: a run cannot be begun or submitted, or its record is damaged.
     """
-    again, codes = command_text(*sys.argv[1:]), [0]
+    again = command_text(*sys.argv[1:])
+    codes = [0]
     for member in members:
         if member.find() in ("new", "unfinished"):
             click.echo(f"\nrun of {member.name}")
@@ -197,7 +199,8 @@ def execute(members: Sequence[Combination], jobs: int | None, executor: Executor
             if codes[-1] in (75, 130, 143):  # stopped
                 click.echo(f"stopped; to go on: {again}")
                 return codes[-1]
-    states, failure = show(members), next(filter(None, codes), 0)
+    states = show(members)
+    failure = next(filter(None, codes), 0)
     if "at work" in states:
         click.echo(f"to compare once the jobs have ended: {again}")
         return failure

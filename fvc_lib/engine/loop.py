@@ -424,7 +424,8 @@ class Engine:
             (mean loss, whether an out-of-memory error lowered the micro-batch); both are the same on every rank.
         """
         model.eval()
-        micro_batch, numbers = self.state.micro_batch, self._evaluated_here(data)
+        micro_batch = self.state.micro_batch
+        numbers = self._evaluated_here(data)
         losses: list[tuple[float, float]] = []
         for _, batch in zip(numbers, islice(loaded, len(numbers)), strict=True):
             outputs, loss, micro_batch = evaluate_batch(
@@ -528,5 +529,6 @@ def _outputs_in_parts(
     if joint is not None:
         compared = evaluated_joint_loss(joint, model, joined, batch, device)
         losses.append(LossSum(compared, torch.zeros_like(losses[0].weight)))
-    total = LossSum(torch.stack([x.total for x in losses]).sum(), torch.stack([x.weight for x in losses]).sum())
-    return joined, total
+    total = torch.stack([loss.total for loss in losses]).sum()
+    weight = torch.stack([loss.weight for loss in losses]).sum()
+    return joined, LossSum(total, weight)

@@ -127,7 +127,8 @@ def preflight(
     Raises:
         StoppedError: ``stop`` returned True.
     """
-    planned, device = max(1, min(request.micro_batch, request.samples_per_step)), request.compute.device
+    planned = max(1, min(request.micro_batch, request.samples_per_step))
+    device = request.compute.device
     devices.give_back_unused()  # otherwise unused memory of an earlier training would count as held
     held = _held(device)
     room = budget.total_bytes - held
@@ -379,6 +380,7 @@ def _limit_growth(room_bytes: int) -> None:
     if sys.platform == "linux":
         # The sixth number counts text, data and stack, which RLIMIT_DATA limits.
         data_pages = int(Path("/proc/self/statm").read_text().split()[5])
-        limit, hard = data_pages * resource.getpagesize() + room_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]
+        limit = data_pages * resource.getpagesize() + room_bytes
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         if hard == resource.RLIM_INFINITY or limit < hard:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

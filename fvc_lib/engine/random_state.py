@@ -274,12 +274,12 @@ class SampleDropout:
         after = capture_random_state(self._device)
         if all(state.equal(after[name]) for name, state in before.items()):
             return
-        suspects = [
-            f"{name} ({type(module).__name__})"
-            for name, module in self._model.named_modules()
-            if module.training and module not in self._names
-            if any(isinstance(share := getattr(module, attribute, 0), float) and share > 0 for attribute in _SHARES)
-        ]
+        suspects = []
+        for name, module in self._model.named_modules():
+            if module.training and module not in self._names:
+                shares = [getattr(module, attribute, 0) for attribute in _SHARES]
+                if any(isinstance(share, float) and share > 0 for share in shares):
+                    suspects.append(f"{name} ({type(module).__name__})")
         where = f": {', '.join(suspects[:5])}" if suspects else ""
         raise DropoutSplitError(
             f"{type(self._model).__name__} draws random numbers that are not those of an nn.Dropout layer (dropout of "

@@ -171,7 +171,9 @@ def run_ranks(
         RankEndedError: a rank was killed, or ended without a reason.
         FvcError: a rank failed; its error is raised with the same class.
     """
-    log, ends, failed_at = Path(launch.log), dict[int, list[str] | None](), math.inf
+    log = Path(launch.log)
+    ends = dict[int, list[str] | None]()
+    failed_at = math.inf
     log.parent.mkdir(parents=True, exist_ok=True)
     read = dict.fromkeys([rank_file(log, rank) for rank in range(size)], 0)  # bytes
     for path in (launch.stop, *read):
@@ -227,10 +229,12 @@ def _command(size: int, launch: Launch) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts ``size`` ranks, without their program, and its environment variables."""
     nodes = min(size, int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
     per_node = -(-size // nodes)
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, torch.get_num_threads() // per_node))
+    python_path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH", "")]))
     variables = {
         LAUNCH_VARIABLE: json.dumps(asdict(launch)),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, torch.get_num_threads() // per_node)),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH", "")])),
+        "OMP_NUM_THREADS": threads,
+        "PYTHONPATH": python_path,
     }
     if nodes == 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={size}"]

@@ -614,7 +614,8 @@ def first_step(task: Task, config: RunConfig, *, num_samples: int = 4) -> FirstS
     with forked_random_state(stable_seed("first step", config.seed), compute.device):
         model = task.build_model().to(compute.device).train()
         batch = stack_samples([data[place * len(data) // number] for place in range(number)])
-        there, precision = batch.to(compute.device), Precision(compute)
+        there = batch.to(compute.device)
+        precision = Precision(compute)
         with torch.no_grad(), precision.autocast():
             outputs = task.forward(model, there)
         result = BatchTransaction(task, model, precision, compute.device).gradients(there, number)

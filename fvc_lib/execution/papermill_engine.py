@@ -308,7 +308,8 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         Returns:
             The new output; None if it was left out.
         """
-        content, is_printed = msg["content"], msg["msg_type"] == "stream"
+        content = msg["content"]
+        is_printed = msg["msg_type"] == "stream"
         before = self._used
         self._used += len(content["text"]) if is_printed else len(json.dumps(content, default=str))
         if self._used <= SHOWN_BYTES or msg["msg_type"] == "error":

@@ -48,10 +48,12 @@ def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunCon
     # Outputs of further stages, which the stage reads only with some configurations.
     further = stage.reads(config) - set(stage.needs)
     written = [path for other in STAGES if other.name in further for path in other.outputs(run, None)]
-    inputs, corpora = [*stage.inputs(run, task.fold), *written], (config.corpus, *config.more_corpora)
+    inputs = [*stage.inputs(run, task.fold), *written]
+    corpora = (config.corpus, *config.more_corpora)
+    input_hashes = {str(path.relative_to(run.root)): content_hash(path) for path in inputs}
     return Fingerprint(
         parameters=parameters,
-        inputs={str(path.relative_to(run.root)): content_hash(path) for path in inputs},
+        inputs=input_hashes,
         notebook=notebook.source_hash,
         code={} if stage.trains else code_behind([*notebook.cells, *config.code_chosen(parameters)]),
         corpus="" if stage.needs else sha256_of_json(sorted(_listing_hash(each, times=True) for each in corpora)),
@@ -70,7 +72,8 @@ def record_finished(task: Task, fingerprint: Fingerprint | None, run: RunPaths) 
     """
     folder = run.training_checkpoints(task.stage.name, task.fold)
     of_training = sorted(folder.rglob("*.json")) if task.stage.trains else []  # checkpoints have their own digests
-    files = listed([*task.stage.outputs(run, task.fold), *of_training, *_logs(run, task)], run.root)
+    written = [*task.stage.outputs(run, task.fold), *of_training, *_logs(run, task)]
+    files = listed(written, run.root)
     trees = {name: tree_hash(name) for name in fingerprint.code} if fingerprint else {}
     document = {"fingerprint": asdict(fingerprint) if fingerprint else None, "files": files, "trees": trees}
     write_document(run.stage_checkpoint(task.stage.name, task.fold), document)

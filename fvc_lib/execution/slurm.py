@@ -187,10 +187,10 @@ def plan_jobs(
     sharded = {stage.name for stage in asked if site.shard_tasks > 1 and stage.sharded(config)}
     groups = _groups(asked, stages, sharded)
     # Names of jobs: 04_fold_training for one stage, 01_data_index_to_03_augmentation for several.
-    name_of = {
-        stage.name: group[0].name + (f"_to_{group[-1].name}" if len(group) > 1 else "")
-        for group in groups for stage in group
-    }  # fmt: skip
+    name_of = dict[str, str]()
+    for group in groups:
+        name = group[0].name + (f"_to_{group[-1].name}" if len(group) > 1 else "")
+        name_of |= dict.fromkeys((stage.name for stage in group), name)
     needs = {stage.name: stage.comes_after for stage in stages}
     jobs: list[SlurmJob] = []
 
@@ -327,12 +327,14 @@ def render(job: SlurmJob, folder: Path, site: Site, *, home: Path = HOME) -> str
     if "\\" in str(folder):
         raise UsageError(f"{str(folder)!r}: SLURM cannot write a log into a folder with a backslash in its name.")
     log = f"{job.name}.%A_%a.out" if job.folds is not None else f"{job.name}.%j.out"
+    folds = ",".join(map(str, job.folds or ()))
+    log_folder = str(folder).replace("%", "%%")
     options = {
         "job-name": job.name,
         "comment": folder.name,
-        "array": ",".join(map(str, job.folds or ())),
+        "array": folds,
         "chdir": str(Path.cwd()),
-        "output": f"{str(folder).replace('%', '%%')}/slurm/{log}",
+        "output": f"{log_folder}/slurm/{log}",
         "account": site.account,
         "partition": (job.trains and site.partition_training) or site.partition,
         "time": site.time,

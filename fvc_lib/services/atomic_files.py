@@ -240,7 +240,8 @@ def sha256_of_stream(stream: BinaryIO, num_bytes: int | None = None) -> str:
 
     ``num_bytes`` is the number of bytes to read; None: up to the end.
     """
-    digest, remaining = hashlib.sha256(), sys.maxsize if num_bytes is None else num_bytes
+    digest = hashlib.sha256()
+    remaining = sys.maxsize if num_bytes is None else num_bytes
     while block := stream.read(min(1 << 20, remaining)):
         digest.update(block)
         remaining -= len(block)

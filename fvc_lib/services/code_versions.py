@@ -219,13 +219,12 @@ def changed_functions(folder: Path) -> set[str]:
     out, because the recorded code calls none of them.
     """
     files = _files(CHECKOUT / "fvc_lib")
-    return {
-        function
-        for version in _versions(folder)
-        for name, module in version.items()
-        if name not in files or module["file"] != content_hash(files[name])
-        for function in _differing(name, module["functions"], functions_of_module(name))
-    }
+    changed = set[str]()
+    for version in _versions(folder):
+        for name, module in version.items():
+            if name not in files or module["file"] != content_hash(files[name]):
+                changed.update(_differing(name, module["functions"], functions_of_module(name)))
+    return changed
 
 
 def mixed_code(folders: Sequence[Path]) -> str:
@@ -234,14 +233,11 @@ def mixed_code(folders: Sequence[Path]) -> str:
     The text is empty if all trainings used the same code.
     """
     versions = [version for folder in folders for version in _versions(folder)]
-    return in_words(
-        {
-            function
-            for first, second in combinations(versions, 2)
-            for name in first.keys() & second.keys()
-            for function in _differing(name, first[name]["functions"], second[name]["functions"])
-        }
-    )
+    changed = set[str]()
+    for first, second in combinations(versions, 2):
+        for name in first.keys() & second.keys():
+            changed.update(_differing(name, first[name]["functions"], second[name]["functions"]))
+    return in_words(changed)
 
 
 def _differing(module: str, first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:

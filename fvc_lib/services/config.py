@@ -364,7 +364,8 @@ class RunConfig(BaseModel):
         values = self.model_dump(mode="json")
         if self.task not in DECLARED["num_frames"].tasks or DETECTORS.file_of(self.model) is not None:
             return values
-        clips, spec = self.clips, DETECTORS.get(self.model)
+        clips = self.clips
+        spec = DETECTORS.get(self.model)
         seen = (clips.num_frames, clips.side, clips.view.sampling, spec.head, spec.tune, spec.micro_batch)
         return values | {name: values[name] or value for name, value in zip(OF_MODEL, seen, strict=True)}
 

@@ -254,7 +254,8 @@ class _Child:
 
     def begin(self, item: Any, seconds: float) -> None:
         """Send ``item`` to the child now, or when it has started; ``seconds`` is the time limit of the answer."""
-        self._item, self._seconds = json.dumps([seconds, item], ensure_ascii=True).encode() + b"\n", seconds
+        self._item = json.dumps([seconds, item], ensure_ascii=True).encode() + b"\n"
+        self._seconds = seconds
         if self._is_ready:
             self._send()
 

@@ -221,7 +221,8 @@ class FileRegistry(Registry[T]):
         Raises:
             UsageError: the file is missing, cannot be imported, or has no such item.
         """
-        path, item = self.file_of(name), name.rpartition(":")[2]
+        path = self.file_of(name)
+        item = name.rpartition(":")[2]
         if path is None:
             return None
         try:

@@ -101,7 +101,8 @@ class JsonLines(_Closing):
 
     def append_lines(self, lines: Sequence[bytes]) -> None:
         """Write all ``lines`` in one write. A line is a JSON object in ASCII that ends with a line feed."""
-        block, done = b"\n" * self._is_torn + b"".join(lines), 0
+        block = b"\n" * self._is_torn + b"".join(lines)
+        done = 0
         try:
             while done < len(block):
                 done += os.write(self._stream.fileno(), block[done:])
@@ -147,7 +148,8 @@ class MetricLog(JsonLines):
         validation, selection (temperature and threshold are chosen), test, or the name of a control training
         (``tasks.CONTROL_TRAININGS``).
         """
-        now, lines = round(time.time(), 3), []
+        now = round(time.time(), 3)
+        lines = []
         for name, value in metrics.items():
             number = float(value)
             shown = (number, None) if math.isfinite(number) else (None, repr(number))
@@ -281,7 +283,8 @@ class MemorySampler(_Closing):
     def _write(self, device: str, memory: DeviceMemory, rss_bytes: int) -> None:
         stamp = self._stamp()
         elapsed = stamp.pop("elapsed_seconds")
-        used, total = _megabytes(memory.allocated_bytes), _megabytes(memory.total_bytes)
+        used = _megabytes(memory.allocated_bytes)
+        total = _megabytes(memory.total_bytes)
         percent = round(100 * memory.allocated_bytes / memory.total_bytes, 2)
         row = {
             **stamp,

@@ -86,7 +86,8 @@ def _problems(frame: pl.DataFrame, schema: TableSchema) -> Iterator[str]:
     columns = dict(schema.columns)
     if schema.further is not None:
         columns.update({name: schema.further for name in frame.columns if name not in columns})
-    wanted, found = {name: column.dtype for name, column in columns.items()}, dict(frame.schema)
+    wanted = {name: column.dtype for name, column in columns.items()}
+    found = dict(frame.schema)
     for name in sorted({*wanted, *found}):
         if wanted.get(name) != found.get(name):
             yield f"column {name!r}: got {found.get(name, 'none')}, wanted {wanted.get(name, 'none')}"

@@ -77,10 +77,8 @@ def _against_others(audit: Audit, first: str) -> str:
         return "Detectors cannot be compared: they share no videos of both labels."
     ahead = pl.when(first=first).then(-pl.col("difference")).when(second=first).then("difference") > 0
     shown = audit.differences.filter("is_shown", ahead).height
-    others, on = (
-        len(audit.detectors) - len(audit.apart) - 1,
-        f"corrected for {count_text(audit.differences.height, 'pair')}",
-    )
+    others = len(audit.detectors) - len(audit.apart) - 1
+    on = f"corrected for {count_text(audit.differences.height, 'pair')}"
     if shown < others:
         return f"It is shown to be better than {shown} of {count_text(others, 'other')} ({on}): call it no winner."
     unanswered = audit.num_videos - audit.of_coverage(first, "num_videos")

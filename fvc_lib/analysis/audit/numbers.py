@@ -415,7 +415,8 @@ def _slices(videos: pl.DataFrame, scores: FloatArray, called: FloatArray | None,
     """
     for by, label in (("generator", 1), ("real_source", 0), ("corpus", None)):
         sliced = np.ones(rows.labels.size, bool) if label is None else rows.labels == label
-        name, known = pl.col(by), videos.filter(sliced).drop_nulls(by).group_by(by).len()
+        name = pl.col(by)
+        known = videos.filter(sliced).drop_nulls(by).group_by(by).len()
         frequent = known.sort("len", by, descending=[True, False])[by].head(_MOST_SLICES).to_list()
         other = pl.when(name.is_null()).then(pl.lit(NOT_KNOWN)).otherwise(pl.lit(ALL_OTHERS))
         names = videos.select(pl.when(name.is_in(frequent)).then(name).otherwise(other)).to_series().to_numpy()

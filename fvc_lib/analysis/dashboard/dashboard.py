@@ -97,7 +97,8 @@ class Dashboard:
         """
         if not self.widgets:
             return
-        runs, chosen = list_runs(self.runs_dir)[::-1], self.selection.runs
+        runs = list_runs(self.runs_dir)[::-1]
+        chosen = self.selection.runs
         curves = learning_curves([self.selection.detailed]).frame
         metrics = sorted({*self.selection.metrics, *curves["metric"]})
         folds = sorted(set(curves["fold"].drop_nulls()))

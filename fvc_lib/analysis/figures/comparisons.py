@@ -77,11 +77,11 @@ def levels_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figu
     for row in known:
         tick = UNDISTURBED if row is before else f"{row['kind']}, {row['strength']}"
         rows.append(Row(figure_text(tick), row["value"], row["low"], row["high"], hollow=row is before))
+    lowest = f"{worst['kind']}, {worst['strength']}: {worst['value']:.3f}"
+    counted = theme.in_groups(before["num_videos"], "video", before["num_groups"])
     drawn = theme.interval_chart(
-        f"{_NAME} is {before['value']:.3f} undisturbed, and lowest at {worst['kind']}, {worst['strength']}: "
-        f"{worst['value']:.3f}",
-        f"{theme.in_groups(before['num_videos'], 'video', before['num_groups'])}; bars: {confidence:.0%} intervals "
-        "over groups; hollow: undisturbed; line: its value",
+        f"{_NAME} is {before['value']:.3f} undisturbed, and lowest at {lowest}",
+        f"{counted}; bars: {confidence:.0%} intervals over groups; hollow: undisturbed; line: its value",
         rows, names="Disturbance", values=_NAME,
     )  # fmt: skip
     return drawn.add_vline(x=before["value"], line={"color": theme.NEUTRAL, "width": 1}, layer="above")
@@ -150,8 +150,9 @@ def detectors_figure(audit: Audit) -> go.Figure:
     counted = theme.in_groups(audit.num_videos, "video", audit.num_groups)
     if 0 < audit.num_common < audit.num_videos:
         counted = f"n = the {audit.num_common:,} videos that all but those apart answered"
+    standing = ", the highest" if len(audit.detectors) > 1 else ""
     return theme.interval_chart(
-        f"{_NAME} of {first}{', the highest' * (len(audit.detectors) > 1)}: {number_text(rows[0].value)}",
+        f"{_NAME} of {first}{standing}: {number_text(rows[0].value)}",
         f"{counted}; bars: {audit.settings.confidence:.0%} intervals over groups; grey: controls; hollow: not shown "
         "to be above all controls, or no honest split",
         rows, names="Detector or control", values=_NAME,

@@ -37,9 +37,10 @@ def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
     total = sum(per_label.values())
     # The second percentage is the accuracy of guessing the more frequent label of each value. It describes the sample
     # and tests nothing. The test is the metadata-only control.
+    guessed = max(per_label.values()) / total
+    guessed_by_value = by_value["most"].sum() / total
     return theme.bar_chart(
-        f"Knowing the {by} raises a guess of the label from {max(per_label.values()) / total:.0%} to "
-        f"{by_value['most'].sum() / total:.0%} of these videos",
+        f"Knowing the {by} raises a guess of the label from {guessed:.0%} to {guessed_by_value:.0%} of these videos",
         theme.by_label(per_label),
         counts.group_by(value, "label").agg(number.sum()),
         theme.LABEL_COLORS,
@@ -64,11 +65,12 @@ def group_sizes_figure(members: pl.DataFrame, *, members_are: str = "video") -> 
     kind = pl.when(has_real & has_fake).then(pl.lit("real and fake")).otherwise(one_label.otherwise(pl.lit("neither")))
     groups = members.group_by("group_id").agg(pl.len().alias("size"), kind=kind)
     step = pl.col("size").log(2).floor().cast(pl.Int64)
-    names = ["1", *(f"{1 << power} to {(2 << power) - 1}" for power in range(1, groups.select(step.max()).item() + 1))]
+    last_step = groups.select(step.max()).item()
+    names = ["1", *(f"{1 << power} to {(2 << power) - 1}" for power in range(1, last_step + 1))]
     sizes = groups.group_by(step.replace_strict(dict(enumerate(names))), "kind").len()
+    largest_share = groups.select(pl.col("size").max() / pl.col("size").sum()).item()
     return theme.bar_chart(
-        f"The largest group holds {groups.select(pl.col('size').max() / pl.col('size').sum()).item():.0%} of all "
-        f"{members_are}s",
+        f"The largest group holds {largest_share:.0%} of all {members_are}s",
         f"n = {count_text(groups.height, 'group')} of {count_text(members.height, members_are)}; "
         "a group stays whole in every split",
         sizes,

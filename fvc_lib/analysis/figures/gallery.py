@@ -95,7 +95,8 @@ def strip(clip: Pixels, side: int = _FRAME_SIDE) -> bytes:
 
     ``side`` is the longer side of a frame in pixels.
     """
-    frames = [Image.fromarray(frame) for frame in clip[thinned(len(clip), _FRAMES)].transpose(0, 2, 3, 1).copy()]
+    chosen = clip[thinned(len(clip), _FRAMES)]
+    frames = [Image.fromarray(frame) for frame in chosen.transpose(0, 2, 3, 1).copy()]
     for frame in frames:
         frame.thumbnail((side, side), Image.Resampling.LANCZOS)
     width, height = frames[0].size
@@ -167,11 +168,10 @@ def caption_gallery(captions: pl.DataFrame, read_clip: ReadClip, *, count: int =
     At most three reference captions are shown below each video. ``captions`` are rows of ``tables.CAPTIONS``.
     """
     references = pl.col("references").str.split("\n")
-    rows = captions.sort("video_id").with_columns(
-        repeats=references.list.contains(pl.col("caption")),
-        title=pl.when(pl.col("caption") == "").then(pl.lit("(nothing was written)")).otherwise("caption"),
-        lines=references.list.head(3).list.eval(pl.format("reference: {}", pl.element())),
-    )
+    title = pl.when(pl.col("caption") == "").then(pl.lit("(nothing was written)")).otherwise("caption")
+    lines = references.list.head(3).list.eval(pl.format("reference: {}", pl.element()))
+    repeats = references.list.contains(pl.col("caption"))
+    rows = captions.sort("video_id").with_columns(repeats=repeats, title=title, lines=lines)
     caption = f"{rows['repeats'].sum():,} of n = {rows.height:,} test videos got word for word one of their references"
     return Gallery(cards_of(rows.head(count), _strip_of(read_clip)), caption)
 

@@ -35,14 +35,15 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
     rows = curves.filter(metric=metric).drop_nulls("value").sort(*_STAGE, "step", nulls_last=True)
     if rows.is_empty():
         return theme.nothing_to_show(f"Learning curves of {name}", "No value of it has been logged yet.")
-    last = rows.group_by(*_STAGE, "phase").last().group_by("phase").agg(pl.col("value").mean()).sort("phase")
+    last_values = rows.group_by(*_STAGE, "phase").last()
+    last = last_values.group_by("phase").agg(pl.col("value").mean()).sort("phase")
     ends = [f"{number_text(value)} in {phase}" for phase, value in last.iter_rows()]
     parts = rows.partition_by(_STAGE, maintain_order=True)
+    titles = [where_text(part.row(0, named=True)) for part in parts]
     drawn, places = theme.panel_grid(
         f"{name} ends at {', '.join(ends)}",
         f"n = {count_text(rows.height, 'logged value')}; the title has the mean of the last values of all curves",
-        [where_text(part.row(0, named=True)) for part in parts],
-        columns=3, panel_height=190, shared_yaxes=True, horizontal_spacing=0.03,
+        titles, columns=3, panel_height=190, shared_yaxes=True, horizontal_spacing=0.03,
     )  # fmt: skip
     named = set[str]()
     for part, where in zip(parts, places, strict=True):
@@ -116,13 +117,15 @@ def growth_figure(findings: MemoryFindings) -> go.Figure:
     keys = ["run_id", *_STAGE, "attempt", "place", "phase"]
     judged = findings.growth.sort(pl.col("verdict") != "leak", maintain_order=True)
     named = list[str]()
+    colors = (theme.MODEL, *theme.SERIES[1:5], *theme.SERIES[6:])
     for position, row in enumerate(judged.iter_rows(named=True)):
         shown = points.join(judged[position], on=keys, how="semi", nulls_equal=True)
-        where, name = f"{where_text(row)}, attempt {row['attempt']}", f"{phase_text(row['phase'])}, {row['place']}"
+        where = f"{where_text(row)}, attempt {row['attempt']}"
+        name = f"{phase_text(row['phase'])}, {row['place']}"
         name = f"{where}, {name}: leaks" if row["verdict"] == "leak" else name
         is_new = name not in named
         named += [name] * is_new
-        color = (theme.MODEL, *theme.SERIES[1:5], *theme.SERIES[6:])[named.index(name) % 7]
+        color = colors[named.index(name) % 7]
         color = theme.NOT_ABOVE_CONTROL if row["verdict"] == "leak" else color
         epochs, used = shown["epoch"].to_list(), shown["used_mb"].to_list()
         hover = f"{figure_text(where)}<br>epoch %{{x}}: %{{y:.0f}} MB<extra></extra>"
@@ -171,9 +174,11 @@ def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
         place = part["place"][0]
         # Of every ``bucket`` of neighbouring samples, only the highest is drawn.
         bucket = pl.int_range(pl.len()) // -(-part.height // most)
-        points = part.filter(pl.col("used_mb").rank("ordinal").over(bucket) == pl.len().over(bucket))
+        rank = pl.col("used_mb").rank("ordinal").over(bucket)
+        points = part.filter(rank == pl.len().over(bucket))
         texts = [figure_text(f"{where_text(row)}, {phase_text(row['phase'])}") for row in points.to_dicts()]
-        color = (theme.MODEL, *theme.SERIES[1:])[places.index(place) % len(theme.SERIES)]
+        colors = (theme.MODEL, *theme.SERIES[1:])
+        color = colors[places.index(place) % len(theme.SERIES)]
         line = theme.add_line(drawn, points["at"].to_list(), points["used_mb"].to_list(), place, color, text=texts)
         line.update(legendgroup=figure_text(place), showlegend=place not in named)
         named.add(place)
@@ -222,5 +227,6 @@ for _number in range(MOST_METRICS):
 
 @PANELS.register_panel("memory", at=60, follows=("folds",))
 def _memory_panel(selection: Selection) -> Shown:
-    samples, events = memory_samples([selection.detailed]), memory_events([selection.detailed])
+    samples = memory_samples([selection.detailed])
+    events = memory_events([selection.detailed])
     return stage_timeline_figure(memory.run_memory(samples, events, folds=selection.folds))

@@ -178,9 +178,11 @@ def slices_figure(slices: pl.DataFrame, *, confidence: float = 0.95) -> go.Figur
         color = theme.CONTROL if row["is_small"] else theme.MODEL
         points.append(Row(tick, *ends, color, row["is_small"], text))
     large = rows.filter(~pl.col("is_small"))["number"].drop_nulls().sort()
+    finding = f"The lowest {name} of a large slice is {large[0]:.2f}" if len(large) else "No slice is large enough"
+    num_small = rows["is_small"].sum()
     return theme.interval_chart(
-        f"The lowest {name} of a large slice is {large[0]:.2f}" if len(large) else "No slice is large enough",
-        f"n = {count_text(rows.height, 'slice')}, {rows['is_small'].sum()} small (grey rings: few groups of a class); "
+        finding,
+        f"n = {count_text(rows.height, 'slice')}, {num_small} small (grey rings: few groups of a class); "
         f"bars: {confidence:.0%} intervals over groups, not adjusted for the number of slices",
         points, names="Slice", values=name,
     )  # fmt: skip

@@ -157,7 +157,8 @@ def roc_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
         height=460,
     )
     if np.isfinite([band.low, band.high]).all():
-        around, heights = np.append(_GRID, _GRID[::-1]), np.append(band.high, band.low[::-1])
+        around = np.append(_GRID, _GRID[::-1])
+        heights = np.append(band.high, band.low[::-1])
         look = {"width": 0, "fill": "toself", "fillcolor": theme.translucent(theme.MODEL, 0.13), "hoverinfo": "skip"}
         add_line(drawn, around, heights, "Interval", theme.MODEL, **look)
     grey = theme.translucent(theme.CONTROL, 0.6)

@@ -39,7 +39,8 @@ def still_picture(figure: go.Figure) -> str:
     with rc_context({"text.parse_math": False, "font.size": 8}), warnings.catch_warnings(action="ignore"):
         panels = _panels(drawn, layout)
         for number, trace in enumerate(figure.data):
-            panel, color = panels[(trace.xaxis or "x")[1:]], SERIES[number % len(SERIES)]
+            panel = panels[(trace.xaxis or "x")[1:]]
+            color = SERIES[number % len(SERIES)]
             _draw_trace(panel, trace.to_plotly_json(), color, is_stacked=layout.get("barmode") == "stack")
         for name, panel in panels.items():
             for axis in "xy":
@@ -69,10 +70,12 @@ def _panels(drawn: Any, layout: dict[str, Any]) -> dict[str, Any]:
         axes = (layout.get(f"xaxis{name}", {}), layout.get(f"yaxis{name}", {}))
         corners[name] = [axis.get("domain", (0, 1))[0] for axis in axes]
     columns, rows = (sorted(set(begins)) for begins in zip(*corners.values(), strict=True))
-    grid, panels = drawn.add_gridspec(len(rows), len(columns)), dict[str, Any]()
+    grid = drawn.add_gridspec(len(rows), len(columns))
+    panels = dict[str, Any]()
     for name, (left, low) in corners.items():
         same = panels.get(layout.get(f"yaxis{name}", {}).get("matches", "-")[1:])  # has the same vertical scale
-        panel = drawn.add_subplot(grid[len(rows) - 1 - rows.index(low), columns.index(left)], sharey=same)
+        row_from_top = len(rows) - 1 - rows.index(low)
+        panel = drawn.add_subplot(grid[row_from_top, columns.index(left)], sharey=same)
         panel.spines[["top", "right"]].set_visible(False)
         panels[name] = panel
     return panels

@@ -81,11 +81,9 @@ def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
         Columns ``part split num_rows``, then those of ``counted``. ``split`` is ``official`` (published with the
         corpus), ``made`` or both, joined by a comma. It is null for an empty part.
     """
-    counts = rows.group_by("part").agg(
-        split=pl.col("split_source").unique().sort().str.join(", "),
-        num_rows=pl.len(),
-        **{name: pl.col(column).drop_nulls().n_unique() for name, column in counted.items()},
-    )
+    num_different = {name: pl.col(column).drop_nulls().n_unique() for name, column in counted.items()}
+    splits = pl.col("split_source").unique().sort().str.join(", ")
+    counts = rows.group_by("part").agg(split=splits, num_rows=pl.len(), **num_different)
     return pl.DataFrame({"part": PARTS}).join(counts, on="part", how="left", maintain_order="left").fill_null(0)
 
 
@@ -157,9 +155,10 @@ def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
     # Row numbers distinguish classes whose shortened names are equal.
     numbers = [str(number) for number in range(1, len(cells) + 1)]
     named = zip(classes[chosen], numbers, strict=True)
+    ticks = [f"{figure_text(theme.shortened(name, 18))}  {number}" for name, number in named]
+    num_images = counts.sum(1)[chosen, None]
     drawn.add_heatmap(
-        y=[f"{figure_text(theme.shortened(name, 18))}  {number}" for name, number in named],
-        z=cells / np.maximum(counts.sum(1)[chosen, None], 1), x=numbers,
+        y=ticks, z=cells / np.maximum(num_images, 1), x=numbers,
         zmin=0, zmax=1, colorscale=["#FFFFFF", theme.REAL], xgap=1, ygap=1, showscale=False,
         text=np.where(cells, cells.astype(str), ""), texttemplate="%{text}",
         hovertemplate="%{y}, called %{x}: %{z:.1%}",

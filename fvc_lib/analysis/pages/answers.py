@@ -121,12 +121,15 @@ def over_time(begins: Floats, ends: Floats, scores: Floats, middles: Pixels, sec
     # Drawn 1000 wide and 100 high, with 1 at the top.
     x = 1000 * np.concatenate([[0.0], middle, [seconds]]) / seconds
     mean, low, high = (np.pad(100 * (1 - y), 1, "edge") for y in (means, scores.min(1), scores.max(1)))
+    outline = np.append(low, high[::-1])
+    label = f"scores over {seconds:.1f} seconds, from {means.min():.2f} to {means.max():.2f}"
+    pictures = [data_uri(middles[number], _UNDER_SIDE) for number in nearest]
     return {
         "line": _points(x, mean),
-        "band": _points(np.append(x, x[::-1]), np.append(low, high[::-1])),
-        "label": f"scores over {seconds:.1f} seconds, from {means.min():.2f} to {means.max():.2f}",
+        "band": _points(np.append(x, x[::-1]), outline),
+        "label": label,
         "several": scores.shape[1] > 1,
-        "under": [data_uri(middles[number], _UNDER_SIDE) for number in nearest],
+        "under": pictures,
         "ticks": [f"{seconds * quarter / 4:.1f} s" for quarter in range(5)],
         "most": {"begin": float(begins[highest]), "end": float(ends[highest]), "score": float(means[highest])},
     }
@@ -196,9 +199,11 @@ def verdict_table(table: pl.DataFrame, pages: Mapping[str, str]) -> HtmlTable:
     ends = table.select("score", "score_low", "score_high").rows()
     scores = ["" if row[0] is None else interval_text(*row) for row in ends]
     unread = pl.when(pl.col("failure").is_null()).then(pl.lit("no prediction")).otherwise(pl.lit("not read"))
+    file_name = pl.col("path").str.split("/").list.last()
+    verdict = pl.coalesce("verdict", unread)
     shown = table.select(
-        pl.col("path").str.split("/").list.last().alias("file"),
-        pl.coalesce("verdict", unread).alias("verdict"),
+        file_name.alias("file"),
+        verdict.alias("verdict"),
         pl.Series("score", scores, dtype=pl.String),
         *(["probability"] if table["probability"].count() else []),
         pl.col("reasons").str.replace_all("\n", " "),

@@ -90,7 +90,8 @@ def write_page(
     style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
     style += str(HtmlFormatter(style="default").get_style_defs(".highlight"))
     # The policy allows only these scripts and plotly.js, a file on the same disk.
-    allowed = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts]
+    digests = [hashlib.sha256(text.encode()).digest() for text in scripts]
+    allowed = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
     allowed += ["'self'", "file:"] if plotly else []
     policy = (
         f"default-src 'none'; script-src {' '.join(allowed) or repr('none')}; style-src 'unsafe-inline'; "

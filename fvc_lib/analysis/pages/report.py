@@ -146,7 +146,8 @@ def write_run_report(run: RunPaths) -> None:
     if not records:
         return
     headline = headlines.run_headline(run)
-    stages, notes = run_status(run)["stages"], list(headline.notes)
+    stages = run_status(run)["stages"]
+    notes = list(headline.notes)
     sections: list[Section] = []
     # Records that did not end come first. The others are in the order of their stages.
     order = {
@@ -174,10 +175,11 @@ def write_run_report(run: RunPaths) -> None:
         "Duration": wording.duration_text(headline.duration_seconds),
         **dict(memory or [("Peak memory", bytes_text(headline.peak_rss_bytes))]),
     }
+    known_facts = {name: value for name, value in facts.items() if value}
     _write(
         run.report_html, f"FVC {run.run_id}", sections, plotly=run.root.parent.parent / PLOTLY_FILE, headline=headline,
         notes=notes, videos="" if headline.earlier else videos_html(run), provenance=provenance_html(run),
-        parameters=_parameter_rows(run), run_facts={name: value for name, value in facts.items() if value},
+        parameters=_parameter_rows(run), run_facts=known_facts,
     )  # fmt: skip
 
 
@@ -216,7 +218,8 @@ def videos_html(run: RunPaths) -> Markup | str:
     Without tested videos, return only notes on tables that could not be read, or an empty text. If there are more than
     ``MOST_VIDEOS`` videos, only the first are shown, and a note says so.
     """
-    stored, pictured = read_tables([("", run.scores)], SCORES), read_tables([("", run.video_frames)], VIDEO_FRAMES)
+    stored = read_tables([("", run.scores)], SCORES)
+    pictured = read_tables([("", run.video_frames)], VIDEO_FRAMES)
     notes = [*stored.notes, *pictured.notes]
     if stored.frame.is_empty():
         return Markup("").join(Markup('<p class="under">{}</p>').format(note) for note in notes)
@@ -267,7 +270,8 @@ def provenance_html(run: RunPaths) -> Markup:
     for number, attempt in enumerate(attempts, start=1):
         changed = as_mapping(attempt.get("differs")) | as_mapping(attempt.get("code_differs"))
         pairs = [f"{name}: {' → '.join(str(value)[:12] for value in as_list(of))}" for name, of in changed.items()]
-        host, job = as_mapping(attempt.get("hardware")).get("host"), as_mapping(attempt.get("slurm")).get("job_id")
+        host = as_mapping(attempt.get("hardware")).get("host")
+        job = as_mapping(attempt.get("slurm")).get("job_id")
         columns = [attempt.get("started_utc"), host, job, attempt.get("command"), "; ".join(pairs)]
         rows.append((number, *(value or "" for value in columns)))
     code = {"command": first.get("command") or NOT_RECORDED, "commit": NOT_RECORDED, **as_mapping(first.get("code"))}
@@ -276,13 +280,16 @@ def provenance_html(run: RunPaths) -> Markup:
         code["patch"] = Markup('<a href="{0}">{0}</a>').format(run.code_patch.name)
     elif code.get("changed_since_commit"):
         code["patch"] = "none was kept"
+    commands = [line for line in as_list(record.get("repeat")) if isinstance(line, str)]
+    machine = as_mapping(worked.get("hardware")) | as_mapping(worked.get("slurm"))
+    recorded = as_mapping(worked.get("versions"))
     return render(
         "provenance.html",
-        commands=[line for line in as_list(record.get("repeat")) if isinstance(line, str)],
+        commands=commands,
         code=_facts(code),
-        machine=_facts(as_mapping(worked.get("hardware")) | as_mapping(worked.get("slurm"))),
+        machine=_facts(machine),
         attempts=rows,
-        versions={name: version or "not installed" for name, version in as_mapping(worked.get("versions")).items()},
+        versions={name: version or "not installed" for name, version in recorded.items()},
     )
 
 
@@ -392,15 +399,17 @@ def render_notebook(path: Path, prefix: str, *, in_report: bool = False) -> Note
     errors = [f"{out.ename}: {out.evalue}" for cell in code for out in cell.outputs if out.output_type == "error"]
     written = [cell for cell in code if cell.source.strip()]
     states = [cell.get("metadata", {}).get("papermill", {}).get("status") for cell in written]
+    tags_of_cells = [cell.get("metadata", {}).get("tags", []) for cell in cells]
+    text = str(body).replace('href="../logs/', 'href="logs/')
     return NotebookHtml(
         title=clean_text(title),
         file_name=path_to_text(path.name),
-        body=Markup(str(body).replace('href="../logs/', 'href="logs/')),
+        body=Markup(text),
         num_figures=next(figures) - 1,
         error=clean_text(errors[0] if errors else ""),
         num_never_ran=states.count("pending"),
         num_code_cells=len(written),
-        says_end=any(END_TAG in cell.get("metadata", {}).get("tags", []) for cell in cells),
+        says_end=any(END_TAG in tags for tags in tags_of_cells),
     )
 
 
@@ -461,8 +470,10 @@ def figure_html(spec: dict[str, Any], name: str, still: str = "") -> Markup:
         name: id of the element.
         still: PNG of the figure in base64, for readers without plotly.js. Empty: there is none.
     """
-    layout, data = dict(spec.get("layout") or {}), spec.get("data") or []
-    title, legend = as_mapping(layout.pop("title", None)), as_mapping(layout.get("legend"))
+    layout = dict(spec.get("layout") or {})
+    data = spec.get("data") or []
+    title = as_mapping(layout.pop("title", None))
+    legend = as_mapping(layout.get("legend"))
     above = Markup()
     for kind, part in (("finding", title), ("basis", as_mapping(title.get("subtitle")))):
         above += Markup('<p class="{}">{}</p>').format(kind, wording.plain_text(part.get("text") or ""))
@@ -512,10 +523,11 @@ def _row(run: RunPaths, runs_dir: Path, mark: Sequence[str]) -> Markup:
     try:
         headline = headlines.run_headline(run)
         report = _address(run.report_html, runs_dir) if run.report_html.is_file() else ""
+        title = " · ".join(filter(None, mark))
+        about = " · ".join(filter(None, (headline.experiment, time_text(headline.started_utc))))
+        damaged = [path.name for path in (run.run_json, run.status_json) if not read_json_object(path)]
         return render(
-            "index_row.html", trouble="", headline=headline, report=report, title=" · ".join(filter(None, mark)),
-            about=" · ".join(filter(None, (headline.experiment, time_text(headline.started_utc)))),
-            damaged=[path.name for path in (run.run_json, run.status_json) if not read_json_object(path)],
+            "index_row.html", trouble="", headline=headline, report=report, title=title, about=about, damaged=damaged,
         )  # fmt: skip
     except Exception as error:  # noqa: BLE001  # a damaged or foreign folder must not hide the others
         why = clean_text(f"{type(error).__name__}: {error}")[:500]

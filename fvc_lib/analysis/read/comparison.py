@@ -384,7 +384,8 @@ def compare_named(
     names, runs = list(named), [run for several in named.values() for run in several]
     drawn = replicates_of(runs, metric, replicates=replicates, seed=seed)
     ends = np.cumsum([len(several) for several in named.values()])
-    values, samples = np.split(drawn.values, ends[:-1]), np.split(drawn.replicates, ends[:-1])
+    values = np.split(drawn.values, ends[:-1])
+    samples = np.split(drawn.replicates, ends[:-1])
     means = replace(
         drawn,
         values=np.array([part.mean() for part in values]),

@@ -156,27 +156,24 @@ def compare_detectors(
     every_pair = list(itertools.combinations(named, 2))
     of_metric = {metric: compared(every_pair, metric) for metric in DETECTOR_METRICS}
     from_reference = compared(every_pair[: len(named) - 1], MAIN_METRIC)  # the first pairs are those of the first name
-    detectors = [
-        Detector(
-            name,
-            tuple(several),
-            above[name],
-            {metric: comparison.values[name] for metric, comparison in of_metric.items()},
-            {metric: comparison.spread[name] for metric, comparison in of_metric.items()},
-            _costs(several, measure_costs),
-            {metric: _mark(comparison, name) for metric, comparison in of_metric.items()},
-        )
-        for name, several in named.items()
-    ]
+    detectors = []
+    for name, several in named.items():
+        intervals = {metric: comparison.values[name] for metric, comparison in of_metric.items()}
+        spread = {metric: comparison.spread[name] for metric, comparison in of_metric.items()}
+        costs = _costs(several, measure_costs)
+        marks = {metric: _mark(comparison, name) for metric, comparison in of_metric.items()}
+        detectors.append(Detector(name, tuple(several), above[name], intervals, spread, costs, marks))
     cautioned = [(caution, run.name) for run in runs for caution in run_cautions(run.run)]
-    cautions = tuple(
-        f"{', '.join(name for one, name in cautioned if one == caution)}: {caution}" for caution in dict(cautioned)
-    )
-    return DetectorComparison(tuple(detectors), from_reference.pairs, tuple(left_out), cautions, confidence)
+    cautions = []
+    for caution in dict(cautioned):
+        runs_with_it = ", ".join(name for one, name in cautioned if one == caution)
+        cautions.append(f"{runs_with_it}: {caution}")
+    return DetectorComparison(tuple(detectors), from_reference.pairs, tuple(left_out), tuple(cautions), confidence)
 
 
 def _costs(judged: Sequence[JudgedRun], measure: MeasureCosts | None) -> dict[str, float]:
-    runs, measured = [run.run for run in judged], measure(judged[0].parts) if measure else [{}]
+    runs = [run.run for run in judged]
+    measured = measure(judged[0].parts) if measure else [{}]
     peaks = memory_peaks(runs).frame.filter(stage=FOLD_TRAINING)
     costs = peaks.select(pl.max("peak_rss_bytes", "peak_device_bytes")).row(0, named=True)
     costs["training_seconds"] = training_summary(runs).frame.filter(trained="model")["seconds"].sum() / len(runs)
@@ -273,10 +270,9 @@ def number_table(comparison: DetectorComparison) -> pl.DataFrame:
     """
     rows: list[tuple[object, ...]] = []
     for one in comparison.detectors:
-        rows += [
-            (one.name, metric, *number.row()[:3], *one.spread[metric], one.marks[metric] or None)
-            for metric, number in one.intervals.items()
-        ]
+        for metric, number in one.intervals.items():
+            value_and_ends = number.row()[:3]
+            rows.append((one.name, metric, *value_and_ends, *one.spread[metric], one.marks[metric] or None))
         rows += [(one.name, name, value, None, None, None, None, None) for name, value in one.cost.items()]
     for pair in comparison.differences:
         ends = pair.difference.row()[:3]

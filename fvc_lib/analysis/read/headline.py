@@ -272,12 +272,9 @@ def every_task_score(results: pl.DataFrame, task: str) -> Iterator[MeasuredScore
             exact = (pl.col("source") == "chance") & pl.col("low").is_null()  # computed, not estimated
             ends = [pl.when(exact).then("value").otherwise(end).alias(end) for end in ("low", "high")]
             name = metric_name(metric) if subject == "all" else f"{metric_name(metric)}, {subject_name(subject)}"
-            yield MeasuredScores(
-                Measure(name, one, strict_controls=TASKS[task].strict_controls.get(begins, {})),
-                tuple(Score(*row) for row in rows.select("source", "value", *ends).iter_rows()),
-                model["num_samples"],
-                model["num_groups"],
-            )
+            measure = Measure(name, one, strict_controls=TASKS[task].strict_controls.get(begins, {}))
+            scores = tuple(Score(*row) for row in rows.select("source", "value", *ends).iter_rows())
+            yield MeasuredScores(measure, scores, model["num_samples"], model["num_groups"])
 
 
 def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
@@ -297,7 +294,8 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
         measured = task_scores(answer.frame, task)
         cautions = tuple(untested_classes(run))
     else:
-        table, answer = run.results, results([run])
+        table = run.results
+        answer = results([run])
         measured = _scores_over_folds(run, answer.frame)
         cautions = (
             *scope_cautions(answer.frame),
@@ -662,7 +660,8 @@ def run_headline(run: RunPaths, *, with_memory: bool = True) -> ReportHeadline:
     parameters = run_parameters(run)
     status = run_status(run)
     measured = measured_scores(run)
-    verdict, audit = run_verdict(run, measured), leakage_audit_of(run)
+    verdict = run_verdict(run, measured)
+    audit = leakage_audit_of(run)
     cautions = [f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []
     cautions += measured.cautions
     control = verdict.best_control
@@ -678,19 +677,22 @@ def run_headline(run: RunPaths, *, with_memory: bool = True) -> ReportHeadline:
         if chance is not None and model.high is not None and model.high < chance:
             cautions.append(f"The whole interval lies below chance ({chance:g}): the model predicts the opposite here.")
         cautions += interval_cautions(model.value, model.low, model.high)
+    further = dict.fromkeys(caution for caution in cautions if caution not in verdict.sentence)
     scores = replace(
         measured,
-        cautions=tuple(dict.fromkeys(caution for caution in cautions if caution not in verdict.sentence)),
+        cautions=tuple(further),
         notes=(*measured.notes, *audit.notes, *run_damage(run.root)),
     )
     peak = memory_peaks([run]).frame["peak_rss_bytes"].max() if with_memory else None
+    peak_rss_bytes = as_number(status.get("peak_rss_bytes") if peak is None else peak)
+    state = "stopped" if status.get("state") == "requeue" else as_text(status.get("state"))
     return ReportHeadline(
         **vars(scores),
         run_id=path_to_text(run.run_id),
         experiment=path_to_text(run.experiment),
-        state="stopped" if status.get("state") == "requeue" else as_text(status.get("state")),
+        state=state,
         verdict=verdict,
-        peak_rss_bytes=as_number(status.get("peak_rss_bytes") if peak is None else peak),
+        peak_rss_bytes=peak_rss_bytes,
         duration_seconds=as_number(status.get("duration_seconds")),
         started_utc=as_text(status.get("started_utc")),
         model=ensemble_text(run) or model_name(parameters),
@@ -730,9 +732,10 @@ def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[s
             half-samples (random halves of the groups). None: not recorded.
     """
     shown = {True: "is not shown to recognise", False: "recognises"}
+    subjects = ((REAL_SOURCE_CONTROL, "The detector, trained on that,"), (REAL_SOURCE_FLOOR, "The model"))
     sentences = [
         f"{who} {shown[_is_uncertain_floor(floor)]} where a real comes from: {floor.text}."
-        for source, who in ((REAL_SOURCE_CONTROL, "The detector, trained on that,"), (REAL_SOURCE_FLOOR, "The model"))
+        for source, who in subjects
         for floor in scores
         if floor.source == source and floor.value is not None
     ]

@@ -186,16 +186,19 @@ def learning_curves(
     lines = _read_log_lines(runs, "metrics", _METRIC_COLUMNS, good)
     curve = ["run_id", "stage", "fold", "phase", "metric", "step", "file_number"]
     texts = dict.fromkeys(("run_id", "stage", "phase", "metric"), pl.String)
+    # Sorting a million texts takes three times as long as sorting their numbers.
+    as_numbers = [pl.col(name).cast(pl.Enum(lines.frame[name].unique().sort())) for name in texts]
+    finite_value = pl.when(pl.col("value").is_finite()).then("value")
     frame = lines.frame.with_columns(
         pl.coalesce("fold", "file_fold").alias("fold"),
-        pl.when(pl.col("value").is_finite()).then("value").alias("value"),
+        finite_value.alias("value"),
         pl.col("attempt").fill_null(1),
-        # Sorting a million texts takes three times as long as sorting their numbers.
-        *(pl.col(name).cast(pl.Enum(lines.frame[name].unique().sort())) for name in texts),
+        *as_numbers,
     ).sort(*curve, "attempt", "line", nulls_last=True)
     is_last = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(-1)) for name in curve)
     columns = ["run_id", "stage", "fold", "phase", "metric", "step", "epoch", "value", "flag", "attempt", "ts"]
-    rows = frame.filter(is_last | (pl.int_range(pl.len()) == pl.len() - 1)).select(columns).cast(texts)  # type: ignore[arg-type]
+    is_last_of_all = pl.int_range(pl.len()) == pl.len() - 1
+    rows = frame.filter(is_last | is_last_of_all).select(columns).cast(texts)  # type: ignore[arg-type]
     wanted = {"metric": metrics, "phase": phases, "fold": folds}
     chosen = [pl.col(column).is_in(list(values)) for column, values in wanted.items() if values]
     return Answer(rows.filter(*chosen) if chosen else rows, lines.notes)
@@ -296,10 +299,12 @@ def training_summary(runs: Sequence[RunPaths]) -> Answer:
     ``num_test_samples`` count videos, images, or pairs of a video and a text. Values that are missing or of another
     type are null; ``best_epoch`` is null if none was chosen.
     """
-    rows, notes = list[tuple[str, str, str, str]](), []
+    rows = list[tuple[str, str, str, str]]()
+    notes = []
     for run, run_id in zip(runs, _names(runs), strict=True):
         for path in sorted((run.root / "checkpoints").glob("*/outcome.json")):
-            outcome, name = read_json_object(path), path_to_text(path.parent.name)
+            outcome = read_json_object(path)
+            name = path_to_text(path.parent.name)
             if (damage := damage_of(path)) or not isinstance(outcome.get("training"), dict):
                 notes.append(damage or f"{path_to_text(path)} holds no finished training.")
                 continue

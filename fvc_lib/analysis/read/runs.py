@@ -62,7 +62,8 @@ def read_tables(paths: Iterable[tuple[str, Path]], schema: TableSchema, without:
         without: columns to leave out.
     """
     empty = pl.DataFrame(schema=column_types(schema)).drop(without, strict=False)
-    frames, notes = [empty.select(pl.lit("").alias("run_id"), pl.all()).clear()], []
+    frames = [empty.select(pl.lit("").alias("run_id"), pl.all()).clear()]
+    notes = []
     for run_id, path in paths:
         if path.is_file():
             try:
@@ -266,8 +267,10 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
         differing = differing_parameters(parameters, firsts.setdefault(run_task(parameters), parameters))
         detector = ", ".join(filter(None, (model_name(parameters), protocol_text(parameters))))
         name, fingerprint = _recorded_corpus(run)
-        corpus = f"{name} {fingerprint[:6]}".rstrip() or Path(as_text(parameters.get("corpus")) or "").name
-        marks.append((corpus, detector, ", ".join(filter(None, (trial_text(parameters), *differing[:_MOST_MARKS])))))
+        folder = Path(as_text(parameters.get("corpus")) or "").name
+        corpus = f"{name} {fingerprint[:6]}".rstrip() or folder
+        differences = (trial_text(parameters), *differing[:_MOST_MARKS])
+        marks.append((corpus, detector, ", ".join(filter(None, differences))))
     return marks
 
 

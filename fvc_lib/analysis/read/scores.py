@@ -29,8 +29,9 @@ def score_table(
     spread = every.group_by("video_id").agg(score_std=pl.col("score").std(), num_seeds=pl.len().cast(pl.Int64))
     rows = predictions.join(index.select("video_id", "path"), on="video_id", how="left")
     distance = pl.col("score") - pl.col("threshold")
+    called = pl.when(distance >= 0).then(pl.lit("fake")).otherwise(pl.lit("real"))
     rows = rows.join(spread, on="video_id", how="left").with_columns(
-        called=pl.when(distance >= 0).then(pl.lit("fake")).otherwise(pl.lit("real")),
+        called=called,
         path=pl.col("path").fill_null(pl.col("video_id")),
         trial=pl.lit(trial or None, pl.String),
     )

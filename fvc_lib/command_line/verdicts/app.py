@@ -82,7 +82,8 @@ class Desk:
     def __init__(self, folder: Path, limit_bytes: int, most_visitors: int) -> None:
         self.folder, self.limit_bytes, self.most_visitors = folder, limit_bytes, most_visitors
         self.token, self.visitors = secrets.token_urlsafe(24), dict[str, Visitor]()
-        self.waiting, self.numbers = queue.Queue[Upload](), itertools.count(1)
+        self.waiting = queue.Queue[Upload]()
+        self.numbers = itertools.count(1)
 
     def enter(self) -> str:
         """Return the key of a new visitor; empty if there are too many. Visitors who are gone are forgotten first."""
@@ -177,7 +178,8 @@ def web_app(desk: Desk) -> "Starlette":
         return HTMLResponse(html, headers={"Content-Security-Policy": policy})
 
     async def store(request: "Request") -> "Response":
-        uploads, number = uploads_of(request), str(next(desk.numbers))
+        uploads = uploads_of(request)
+        number = str(next(desk.numbers))
         path = desk.folder / number / _safe_name(request.query_params.get("name", ""))
         try:
             path.parent.mkdir()
@@ -287,7 +289,8 @@ def app(
         answers, upload.step = upload.path.parent / "answer", "looking at the frames"
         verdicts = judge_files(detector, [upload.path], rule, answers)
         row = next(verdicts.rows())
-        verdict, reasons = row["verdict"] or "no prediction", row["reasons"].splitlines()
+        verdict = row["verdict"] or "no prediction"
+        reasons = row["reasons"].splitlines()
         upload.answer = {"verdict": verdict, "says": _WORDS.get(verdict, CANNOT_TELL), "reasons": reasons}
         if row["score"] is not None:
             upload.answer |= {"score": interval_text(row["score"], row["score_low"], row["score_high"])}

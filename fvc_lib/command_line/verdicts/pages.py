@@ -57,7 +57,8 @@ def write_video_pages(
     detector = verdicts.detector
     rule = verdicts.rule
     pages = dict[str, str]()
-    tested, seconds_left = detector.known.tested, 60 * map_minutes
+    tested = detector.known.tested
+    seconds_left = 60 * map_minutes
     known = Known(*(tested.filter(label=label)["score"].to_numpy() for label in ("real", "fake")))
     same: dict[str, Any] = {
         "standing": detector.standing.sentences[0] if rule.withheld else "",
@@ -74,7 +75,8 @@ def write_video_pages(
             progress(done, len(rows), f"{name}: {part_text(part, some, of)}")
 
         pages[row["path"]] = f"{PAGES}/{page_name(number, row['path'])}"
-        path, stamp = folder / pages[row["path"]], sha256_of_json([_FORMAT, row, same, map_minutes])
+        path = folder / pages[row["path"]]
+        stamp = sha256_of_json([_FORMAT, row, same, map_minutes])
         if stamp_of(path) != stamp:
             begin = time.monotonic()
             minutes = seconds_left / 60

@@ -171,7 +171,8 @@ def predict(
         "--shard: is what a job does; leave --executor out, and name the shards' folder with --out.":
             shard is not None and (executor == "slurm" or out is None),
     })  # fmt: skip
-    part, given = None if shard is None else Shard.named(shard), _given(context)
+    part = None if shard is None else Shard.named(shard)
+    given = _given(context)
     pages = 0 if as_json and "pages" not in given else pages  # a script waits for the answer
     options = [text for name in given if name not in _OF_THIS_CALL for text in given[name]]
     found = find_model(runs_dir, model)
@@ -225,7 +226,8 @@ def _given(context: click.Context) -> dict[str, list[str]]:
     """
     found = dict[str, list[str]]()
     for option in context.command.params:
-        name, value = option.name or "", context.params.get(option.name or "")
+        name = option.name or ""
+        value = context.params.get(option.name or "")
         if value is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             found[name] = [option.opts[-1]] if value is True else [option.opts[-1], str(value)]
     return found
@@ -419,8 +421,10 @@ def _predict_files(
     from fvc_lib.tasks.journal import Journal, found_in_blocks, take_in
     from fvc_lib.tasks.predicting import Finding
 
-    word, notes = predictor.file_word, (*predictor.standing.sentences, *predictor.cautions, *predictor.notes)
-    rows, lines = list[dict[str, Any]](), list[str]()
+    word = predictor.file_word
+    notes = (*predictor.standing.sentences, *predictor.cautions, *predictor.notes)
+    rows = list[dict[str, Any]]()
+    lines = list[str]()
     take_in(folder, PREDICTIONS)
     with closing(Journal(folder, predictor.identity, Finding)) as journal, _progress(f"{word}s", len(files)) as report:
         for findings, _ in found_in_blocks(journal, files, find, report):

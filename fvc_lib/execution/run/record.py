@@ -114,12 +114,13 @@ def hardware() -> dict[str, object]:
     """
     cpuinfo = Path("/proc/cpuinfo")
     model = re.search(r"^model name\s*: (.+)$", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "host": socket.gethostname(),
         "machine": platform.machine(),
         "system": platform.platform(),
         "processor": model[1] if model else platform.processor() or None,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores,
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "memory_bytes": psutil.virtual_memory().total,
         "memory_limit_bytes": memory_budget().total_bytes,

@@ -262,7 +262,8 @@ class Runner:
         before = read_status(self.run).stage(task.key)
         stage = StageStatus(state="running", attempts=before.attempts + 1, reason=before.reason, started_utc=utc_now())
         put_stage(self.run, task.key, stage)
-        notebook, environment = self.notebooks[task.stage.name], self._environment(task)
+        notebook = self.notebooks[task.stage.name]
+        environment = self._environment(task)
         at_work = TaskRun(
             self.run,
             self.config,

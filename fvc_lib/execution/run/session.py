@@ -153,12 +153,10 @@ class StageSession:
         values = self.config.model_dump(mode="json")
         if not set(OF_MODEL).isdisjoint(self.parameters):  # else the model's file need not be imported
             values = self.config.effective_values()
+        shown = [values[name] for name in self.parameters]
         columns = {
             "parameter": list(self.parameters),
-            "value": [
-                ", ".join(map(str, value)) if isinstance(value := values[name], list | tuple) else str(value)
-                for name in self.parameters
-            ],
+            "value": [", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value) for value in shown],
             "meaning": [meaning(name) for name in self.parameters],
         }
         return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
@@ -205,7 +203,8 @@ class StageSession:
 
         ``close`` closes the log of metrics.
         """
-        path, run_id = self.paths.metrics(self.stage, self.fold), self.paths.run_id
+        path = self.paths.metrics(self.stage, self.fold)
+        run_id = self.paths.run_id
         self._metric_log = MetricLog(path, run_id=run_id, fold=self.fold, attempt=self.attempt)
         logs = {"metric_log": self._metric_log, "memory": self.memory, "progress": self.progress("steps")}
         return {**logs, "attempt": self.attempt, "stop": self.stop}
@@ -247,13 +246,9 @@ class StageSession:
         if self._metric_log:
             self._metric_log.close()
         print(f"peak memory of this notebook: {self.memory.peak_bytes / 1e9:.2f} GB; {self.memory.budget.describe()}")
-        return pl.DataFrame(
-            {
-                "file": [path_to_text(path.relative_to(self.paths.root)) for path in written],
-                "size_bytes": [path.stat().st_size for path in written],
-            },
-            schema={"file": pl.String, "size_bytes": pl.Int64},
-        )
+        names = [path_to_text(path.relative_to(self.paths.root)) for path in written]
+        sizes = [path.stat().st_size for path in written]
+        return pl.DataFrame({"file": names, "size_bytes": sizes}, schema={"file": pl.String, "size_bytes": pl.Int64})
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal that asks the stage to stop.
@@ -293,12 +288,15 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
             that the user edited differs from the run's value; or papermill was given an unknown parameter.
     """
     parameters = tuple(name for name in RunConfig.model_fields if name in namespace)
-    attempt, run_dir = os.environ.get(ATTEMPT_VARIABLE), str(namespace["run_dir"])
-    fold, key = int(namespace["fold"]) if "fold" in namespace else None, f"{stage}.interactive_memory"
+    attempt = os.environ.get(ATTEMPT_VARIABLE)
+    run_dir = str(namespace["run_dir"])
+    fold = int(namespace["fold"]) if "fold" in namespace else None
+    key = f"{stage}.interactive_memory"
     if attempt is not None:  # the runner has checked everything, and its values count before this kernel's environment
         paths = find_run(Path(run_dir).parents[1], run_dir)
         config = run_config(paths.params_yaml)
-        log, events = paths.memory(stage, fold), paths.memory_events(stage, fold)
+        log = paths.memory(stage, fold)
+        events = paths.memory_events(stage, fold)
     else:
         from fvc_lib.execution.run import which_run
 

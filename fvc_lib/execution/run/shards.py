@@ -184,7 +184,8 @@ def shards_line(folder: Path, stage: str, of: int) -> str:
     ``folder`` is the run folder, or the output folder of ``predict``.
     """
     records = [read_shard(record_path(folder, stage, Shard(number, of))) for number in range(of)]
-    done, total = sum(record.done for record in records), sum(record.total for record in records)
+    done = sum(record.done for record in records)
+    total = sum(record.total for record in records)
     line = f"{stage} shards: {sum(record.state == 'done' for record in records)} of {of} done"
     if total:
         line += f"; {done:,} of {total:,} files of those begun"

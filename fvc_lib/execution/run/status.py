@@ -175,7 +175,8 @@ def begin_work(run: RunPaths, plan: Sequence[PlannedTask], own: frozenset[str] |
         status.shared = own is not None
         status.state, status.exit_code, status.finished_utc = "running", None, None
         for planned in plan:
-            key, is_new = planned.task.key, planned.task.key not in status.stages
+            key = planned.task.key
+            is_new = planned.task.key not in status.stages
             stage = status.stage(key)
             if planned.run or planned.redo:
                 stage.state, stage.reason = "pending", planned.reason
@@ -198,7 +199,8 @@ def end_work(run: RunPaths, exit_code: int, seconds: float) -> None:
     with updated_status(run) as status:
         status.duration_seconds = round((status.duration_seconds or 0.0) + seconds, 3)
         unfinished: RunState = STATE_OF_EXIT.get(exit_code, "failed" if exit_code else "interrupted")
-        status.state = unfinished if exit_code or any(one.state != "done" for one in status.stages.values()) else "done"
+        all_done = all(one.state == "done" for one in status.stages.values())
+        status.state = "done" if all_done and not exit_code else unfinished
         status.exit_code, status.finished_utc = exit_code, utc_now()
 
 

@@ -205,7 +205,8 @@ class TaskRun:
         self._signals: list[int] = []
         self._started = time.monotonic()
         name, fold = task.stage.name, task.fold
-        self._record, self._metrics = run.partial_notebook(name, fold), run.metrics(name, fold)
+        self._record = run.partial_notebook(name, fold)
+        self._metrics = run.metrics(name, fold)
         self._progress_path = progress_path(run, name, fold)
         self._progress_path.unlink(missing_ok=True)  # the file of an earlier attempt would be wrong
         self._cell = ""  # such as "cell 4/18"
@@ -224,7 +225,8 @@ class TaskRun:
         stage.host, stage.job_id = platform.node(), job_id(os.environ)
         outcome = self._run_kernel()
         name, fold = self.task.stage.name, self.task.fold
-        kills, peak = self._watch.oom_kills(), self._watch.peak_rss_bytes
+        kills = self._watch.oom_kills()
+        peak = self._watch.peak_rss_bytes
         judge(stage, outcome, kills, peak, self.task.stage.outputs(self.run, fold), self._signals)
         if stage.exit_code == 0:
             try:
@@ -258,7 +260,8 @@ class TaskRun:
 
         The most important parts come first, because a narrow terminal cuts the end.
         """
-        now, progress = time.monotonic(), read_progress(self._progress_path)
+        now = time.monotonic()
+        progress = read_progress(self._progress_path)
         parts = [self.task.key, _clock(now - self._started)]
         if progress is None or progress.done >= progress.total:
             parts.append(self._cell)
@@ -267,7 +270,8 @@ class TaskRun:
             if (progress.what, progress.total) != self._counted:
                 self._counted, self._first = (progress.what, progress.total), (now, progress.done)
             # Units that an earlier attempt has finished do not count for the speed.
-            seconds, done = now - self._first[0], progress.done - self._first[1]
+            seconds = now - self._first[0]
+            done = progress.done - self._first[1]
             if done and seconds >= LEAST_SECONDS:
                 parts.append(f"{_clock(seconds / done * (progress.total - progress.done))} left")
         parts.append(f"{self._watch.rss_bytes / 1e9:.2f} GB, peak {self._watch.peak_rss_bytes / 1e9:.2f}")
@@ -415,7 +419,8 @@ def end_lines(run: RunPaths, task: Task, stage: StageStatus) -> list[str]:
     first = f"{task.key:<28} {stage.state:<12} {stage.duration_seconds or 0.0:7.1f} s"
     if stage.state == "done":
         return [f"{first}  peak {(stage.peak_rss_bytes or 0) / 1e9:.2f} GB"]
-    record, log = run.partial_notebook(task.stage.name, task.fold), run.stage_log(task.stage.name, task.fold)
+    record = run.partial_notebook(task.stage.name, task.fold)
+    log = run.stage_log(task.stage.name, task.fold)
     return [
         f"{first}  what happened: {what_happened(stage)}",
         f"  where: {where_it_was(stage)}; record: {record}; log: {log}",
