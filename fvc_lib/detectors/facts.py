@@ -140,7 +140,7 @@ def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
     Returns:
         One mapping per configuration: ``num_parameters``, ``num_trained`` (number of trained parameters) and
         ``milliseconds_per_clip`` (median of up to 15 forward passes of one clip, after two passes to warm up). The
-        mapping is empty for a network that cannot be built here, and for a model on features.
+        mapping is empty for a network that cannot be built or run here, and for a model on features.
     """
     return [_cost_of(config) for config in configs]
 
@@ -148,19 +148,18 @@ def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
 def _cost_of(config: RunConfig) -> dict[str, float]:
     if config.of_features:  # no network whose forward pass could be timed
         return {}
-    try:
-        network = build_detector(config).eval()
-    except FvcError:
-        return {}
     device, clips, seconds = resolve_device(config.device, config.amp).device, config.clips, list[float]()
-    clip = torch.full((1, clips.num_frames, 3, clips.side, clips.side), 128, dtype=torch.uint8, device=device)
-    network.to(device)
-    with torch.inference_mode():
-        end = time.monotonic() + _TIMED_SECONDS
-        while len(seconds) < 2 + _TIMED_PASSES and (len(seconds) < 4 or time.monotonic() < end):
-            began = finished_at(device)
-            network(clip)
-            seconds.append(finished_at(device) - began)
+    try:
+        network = build_detector(config).eval().to(device)
+        clip = torch.full((1, clips.num_frames, 3, clips.side, clips.side), 128, dtype=torch.uint8, device=device)
+        with torch.inference_mode():
+            end = time.monotonic() + _TIMED_SECONDS
+            while len(seconds) < 2 + _TIMED_PASSES and (len(seconds) < 4 or time.monotonic() < end):
+                began = finished_at(device)
+                network(clip)
+                seconds.append(finished_at(device) - began)
+    except (FvcError, RuntimeError, MemoryError):  # of PyTorch: it does not fit into the memory, for instance
+        return {}
     return {
         "num_parameters": sum(parameter.numel() for parameter in network.parameters()),
         "num_trained": sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad),

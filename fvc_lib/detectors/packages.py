@@ -55,8 +55,8 @@ def mend_torchvision() -> None:
     except ModuleNotFoundError:
         pass  # there is nothing to mend
     except (ImportError, RuntimeError, OSError):
-        if torch.version.cuda or torch.version.hip:
-            raise
+        if _DECLARATIONS or torch.version.cuda or torch.version.hip:
+            raise  # for another reason
         library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         _DECLARATIONS.append(library)
         for name in ("nms", "qnms"):

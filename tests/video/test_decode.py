@@ -300,6 +300,22 @@ def test_the_film_is_read_wherever_it_stands(tmp_path, suffix, kinds, still):
         assert [read_number(frame) for frame in pictures] == list(range(first, first + 24))
 
 
+def test_an_index_of_keyframes_alone_makes_no_film_a_still(tmp_path):
+    path, noise = tmp_path / "two.mkv", np.random.default_rng(0)
+    with av.open(str(path), "w") as output:
+        streams = [output.add_stream("libx264", rate=25) for _ in range(2)]
+        for stream, side, distance in zip(streams, (96, 64), (250, 3), strict=True):
+            stream.width = stream.height = side
+            stream.codec_context.gop_size = distance
+        for _ in range(60):
+            for stream in streams:
+                pixels = noise.integers(0, 255, (stream.height, stream.width, 3), np.uint8)
+                output.mux(stream.encode(av.VideoFrame.from_ndarray(pixels)))
+        for stream in streams:
+            output.mux(stream.encode(None))
+    assert probe_video(path).width == 96
+
+
 def test_of_stills_alone_one_is_read_and_a_cover_alone_is_no_video(tmp_path):
     assert probe_video(_write_tracks(tmp_path / "stills.mkv", (STILL, STILL))).num_frames == 1
     for suffix, kinds in (("mp4", (SOUND, COVER)), ("mp4", (COVER, SOUND, COVER))):

@@ -321,15 +321,16 @@ def _container(path: Path, content: bytes, part: FilePart | None, thorough: bool
 def _best_track(container: InputContainer) -> VideoStream | None:
     """Return the video track to decode, None without one.
 
-    It is ffmpeg's choice, unless it is a cover, or a still picture by the index of an MP4. Then tracks of more than one
-    frame are preferred, and among these the track with the widest frames.
+    It is ffmpeg's choice, unless it is a cover, or a still picture by the index of an MP4 or AVI. Then tracks of more
+    than one frame are preferred, and among these the track with the widest frames.
     """
     best = container.streams.best("video")
+    lists_all = container.format.name != "matroska,webm"  # whose index lists keyframes alone
     return max(
         container.streams.video,
         key=lambda track: (
             bool(track.codec_context and not track.disposition & Disposition.attached_pic),
-            len(track.index_entries) != 1,
+            not lists_all or len(track.index_entries) != 1,
             track is best,
             getattr(track.codec_context, "width", 0),
         ),
