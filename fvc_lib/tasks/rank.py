@@ -55,8 +55,6 @@ def main(run_dir: Path, fold: int | None, stage: str) -> None:
     The same by torchrun, one per node:
       srun --ntasks-per-node 1 torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID \
           --rdzv-endpoint $MASTER_ADDR:29500 -m fvc_lib.tasks.rank RUN_DIR --fold 0
-    In one process:
-      python -m fvc_lib.tasks.rank RUN_DIR --fold 0
 
     A whole run needs none of this: with `run_notebooks.py -p num_ranks 2` notebook 04 starts its own ranks, over the
     nodes of its SLURM job if that has several.
