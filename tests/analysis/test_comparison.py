@@ -257,6 +257,7 @@ def test_the_files_hold_numbers_and_each_publication_once(found, tmp_path):
     assert auc["value"][1] == pytest.approx(found.detectors[1].intervals["roc_auc"].value)
     assert auc["mark"].to_list() == [None, BEST]
     assert difference["value"].to_list() == [found.differences[0].difference.value]
+    assert numbers.filter(quantity="holm_p")["value"].to_list() == [found.differences[0].holm_p_value]
     assert pl.read_csv(files["runs.csv"])["run_id"].sort().to_list() == ["run_a0", "run_a1", "run_b0", "run_b1"]
     sentences = files["answer.txt"].read_text().splitlines()
     assert sentences[0].split(" has the highest ROC AUC, ")[0] in {detector.name for detector in found.detectors}

@@ -264,9 +264,10 @@ def left_out_table(comparison: DetectorComparison) -> pl.DataFrame:
 def number_table(comparison: DetectorComparison) -> pl.DataFrame:
     """Return the numbers of all detectors, not rounded, one row per detector and quantity. The table is for programs.
 
-    A quantity is a metric, a cost, or ``roc_auc_minus_reference``, the difference from the reference. ``low`` and
-    ``high`` are the ends of an interval; ``smallest`` and ``largest`` are values of single runs. ``mark`` is ``BEST``
-    or ``HIGHEST`` at the best value of a metric.
+    A quantity is a metric, a cost, ``roc_auc_minus_reference``, the difference from the reference, or ``holm_p``, the
+    p-value of this difference after correction for all of them. ``low`` and ``high`` are the ends of an interval;
+    ``smallest`` and ``largest`` are values of single runs. ``mark`` is ``BEST`` or ``HIGHEST`` at the best value of a
+    metric.
     """
     rows: list[tuple[object, ...]] = []
     for one in comparison.detectors:
@@ -277,6 +278,7 @@ def number_table(comparison: DetectorComparison) -> pl.DataFrame:
     for pair in comparison.differences:
         ends = pair.difference.row()[:3]
         rows.append((pair.second, f"{MAIN_METRIC}_minus_reference", *ends, None, None, None))
+        rows.append((pair.second, "holm_p", pair.holm_p_value, None, None, None, None, None))
     names = ("value", "low", "high", "smallest", "largest")
     schema = {"detector": pl.String, "quantity": pl.String, **dict.fromkeys(names, pl.Float64), "mark": pl.String}
     return pl.DataFrame(rows, schema, orient="row").fill_nan(None)
