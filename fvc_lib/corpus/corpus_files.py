@@ -402,7 +402,8 @@ def videos_of(paths: Sequence[str], facts: Sequence[Hashable], words: Iterable[s
     The video of a frame is its folder. The video of a part is the common name of the parts. The video of any other file
     is the path itself. A problem is a message, or empty. For the arguments see ``picture_folders``.
     """
-    videos, problems = list(paths), [""] * len(paths)
+    videos = list(paths)
+    problems = [""] * len(paths)
     for find in (partial(picture_folders, words=words), part_families):
         for whole, places, problem in list(find(videos, facts)):
             for place in places:

@@ -56,7 +56,8 @@ def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Ge
     num_parts = len(shares)
     types, type_of = np.unique(counts, axis=0, return_inverse=True)
     # Type 0 is the empty group, of which every part has plenty: to move a group is to swap it with an empty one.
-    types, type_of = np.vstack([np.zeros_like(types[:1]), types]), type_of.reshape(-1) + 1
+    types = np.vstack([np.zeros_like(types[:1]), types])
+    type_of = type_of.reshape(-1) + 1
     totals = counts.sum(axis=0).astype(np.float64)
     targets = np.outer(shares, totals)
 
@@ -79,7 +80,8 @@ def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Ge
     gain = (types[None, :, :] - types[:, None, :]).astype(np.float64)  # [t, u]: counts gained by giving t and taking u
 
     def best_swap(a: int, b: int) -> tuple[float, int, int, int, int]:
-        change = cost(load[a] + gain, a) - cost(load[a], a) + cost(load[b] - gain, b) - cost(load[b], b)
+        change_of_a = cost(load[a] + gain, a) - cost(load[a], a)
+        change = change_of_a + cost(load[b] - gain, b) - cost(load[b], b)
         is_possible = (placed[:, a] > 0)[:, None] & (placed[:, b] > 0)
         change = np.where(is_possible, np.round(change, 10), np.inf)
         give, take = divmod(int(np.argmin(change)), len(types))
@@ -223,7 +225,8 @@ def balance_table(folds: pl.DataFrame) -> pl.DataFrame:
 
     ``real`` and ``fake`` are numbers of videos; ``fake_share`` is the share of fakes, 0 to 1.
     """
-    num_videos, num_groups = pl.len().cast(pl.Int64), pl.col("group_id").n_unique().cast(pl.Int64)
+    num_videos = pl.len().cast(pl.Int64)
+    num_groups = pl.col("group_id").n_unique().cast(pl.Int64)
     counts = folds.group_by("fold").agg(_COUNTS, videos=num_videos, groups=num_groups).sort("fold")
     return counts.select("fold", "videos", "groups", *LABELS, fake_share=pl.col("fake") / pl.col("videos"))
 
@@ -270,7 +273,8 @@ class TrainingRows:
         rows = self.folds.filter(~pl.col("video_id").is_in(sorted(without))).sort("video_id")
         check_folds(rows, self.leaking)
         is_test = pl.lit(False) if fold is None else pl.col("fold") == fold
-        test, rest = rows.filter(is_test), rows.filter(~is_test)
+        test = rows.filter(is_test)
+        rest = rows.filter(~is_test)
         if fold is None:
             fold = max(rows["fold"].to_list()) + 1
         elif not test.height:

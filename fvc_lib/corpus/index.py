@@ -188,7 +188,8 @@ def build_index(
         DataError: no video is usable, only one label occurs, or too many videos are lost; with ``annotations_only``:
             the label tables have no row. It is raised after the tables were written.
     """
-    work_dir, folder = Path(config.cache_dir) / "index", Path(tables)
+    work_dir = Path(config.cache_dir) / "index"
+    folder = Path(tables)
     listing = read_corpora(
         [corpus, *config.more_corpora],
         work_dir,
@@ -387,7 +388,8 @@ def _reencoded(
         reject: called for files that cannot be re-encoded; see ``Reject``.
         progress: called with (done, total) after each file.
     """
-    kind, work_dir = reencoded_files(config.recipe, config.cache_dir), Path(config.cache_dir) / "index"
+    kind = reencoded_files(config.recipe, config.cache_dir)
+    work_dir = Path(config.cache_dir) / "index"
     paths = videos["path"].to_list()
     measured, _ = probe_files(kind, root, paths, work_dir, workers=config.workers, progress=progress)
     for path in paths:
@@ -426,11 +428,13 @@ def _with_ids(videos: pl.DataFrame) -> pl.DataFrame:
 def _summary(listing: Listing, index: pl.DataFrame, rejected: pl.DataFrame) -> pl.DataFrame:
     losses = _losses(listing, rejected).height
     groups = index.group_by("group_id").agg(pl.col("label").n_unique())
+    share_lost = losses / max(1, losses + index.height)
+    num_mixed = groups.filter(label=2).height
     rows = {
         "rows of the label source": f"{listing.annotations.height:,}",
         "videos in the index": f"{index.height:,}",
-        "labelled videos lost": f"{losses / max(1, losses + index.height):.1%}",
+        "labelled videos lost": f"{share_lost:.1%}",
         "leakage groups": f"{groups.height:,}",
-        "  with both labels": f"{groups.filter(label=2).height:,}",
+        "  with both labels": f"{num_mixed:,}",
     }
     return pl.DataFrame(list(rows.items()), schema={"what": pl.String, "value": pl.String}, orient="row")

@@ -109,13 +109,15 @@ class LabelTable:
         Raises:
             UsageError: a needed column is missing, two columns mean the same, or a column looks like a misspelt name.
         """
-        lower, known = [column.lower() for column in self.columns], tuple(chain(*needed, *optional))
+        lower = [column.lower() for column in self.columns]
+        known = tuple(chain(*needed, *optional))
         for names in (*needed, *optional):
             present = [name for name in lower if name in names]
             if len(present) > 1:
                 raise UsageError(f"{self.name}: the columns {some_of(present)} mean the same. Keep one of them.")
             if not present and names in needed:
-                wanted, near = " or ".join(map(repr, names)), did_you_mean(names[0], self.columns)
+                wanted = " or ".join(map(repr, names))
+                near = did_you_mean(names[0], self.columns)
                 raise UsageError(
                     f"{self.name}: wanted a column {wanted}, found {some_of(self.columns)}.{near} Of videos, "
                     f"-p columns {names[0]}=NAME says which column it is. Separate columns by comma, semicolon or tab "
@@ -202,8 +204,10 @@ def join_frames(
     def names_in(folder: str) -> Iterable[str]:
         return map(escape_text, picture_names(files.root / path_from_text(folder)) if folder else ())
 
-    left, num_frames = dict(enumerate(zip(rows, places, strict=True))), 0
-    paths, facts = [row.path for row in rows], [_FACTS_OF_A_VIDEO(row) for row in rows]
+    left = dict(enumerate(zip(rows, places, strict=True)))
+    num_frames = 0
+    paths = [row.path for row in rows]
+    facts = [_FACTS_OF_A_VIDEO(row) for row in rows]
     for folder, numbers, problem in picture_folders(paths, facts, words, names_in):
         usable = [number for number in numbers if isinstance(places[number], str)]
         first = (usable or numbers)[0]

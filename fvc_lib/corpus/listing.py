@@ -149,7 +149,8 @@ def listing_of_rows(
         elif len(stated) > 1:
             reason, detail = "conflicting_labels", f"listed as {some_of(sorted(stated))}. Keep the row that is right."
         elif (earlier := first.setdefault(row.source_id, row)) is not row:
-            reason, detail = "duplicate_path", f"already listed in {earlier.origin} row {earlier.row}."
+            reason = "duplicate_path"
+            detail = f"already listed in {earlier.origin} row {earlier.row}."
         if detail:
             rejections.add(row, Refusal(reason, f"{row.origin} row {row.row}: {detail}"))
         elif isinstance(path, Refusal):
@@ -229,7 +230,8 @@ def recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
     for loader in loaders:
         if loader.recognises(corpus):
             return loader
-    hint, parent = "", [corpus.parent] if LABEL_FOLDER.fullmatch(corpus.name) else []
+    hint = ""
+    parent = [corpus.parent] if LABEL_FOLDER.fullmatch(corpus.name) else []
     for paths in (corpus.glob("[!.]*/[!.]*"), corpus.glob("[!.]*"), parent):  # the nearest comes last and wins
         if meant := [path for path in sorted(paths)[:20] if any(loader.recognises(path) for loader in loaders)]:
             hint = f" Did you mean {' or '.join(repr(str(path)) for path in meant)}?"

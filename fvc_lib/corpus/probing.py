@@ -235,7 +235,8 @@ def probe_files(
     version = sha256_of_json([kind.library, code_hash(__name__, kind.code)])[:16]
     states = {path: file_state(root / path_from_text(path)) for path in paths}
     results = _stored(version, sorted({store, *Path(work_dir).glob(f"{stem}*.jsonl")}), states)
-    todo, num_known = [path for path in states if path not in results], len(results)
+    todo = [path for path in states if path not in results]
+    num_known = len(results)
     report = progress or (lambda done, total: None)
     report(num_known, len(states))
     sources = [str(root / path_from_text(path)) for path in todo]
@@ -243,7 +244,8 @@ def probe_files(
     answers = run_isolated(kind.function, items, workers=workers, timeout_seconds=kind.timeout_seconds)
     with JsonLines(store) as lines, closing(answers):
         for answer in answers:
-            path, values = todo[answer.position], dict(answer.value or {})
+            path = todo[answer.position]
+            values = dict(answer.value or {})
             if answer.failure is not None:
                 detail = f"the decoder gave up on this file: {answer.detail}. Save it again, or leave it out."
                 values = {"reason": answer.failure, "detail": detail}

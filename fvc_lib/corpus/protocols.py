@@ -129,7 +129,8 @@ def _official(index: pl.DataFrame, *, strict: bool) -> pl.DataFrame:
         )
     part = pl.col("official_split")
     of_group = part.drop_nulls().unique().sort().over("group_id", mapping_strategy="join")
-    is_tested, is_validated = of_group.list.contains("test"), of_group.list.contains("validation")
+    is_tested = of_group.list.contains("test")
+    is_validated = of_group.list.contains("validation")
     leaks = part.is_not_null() & (of_group.list.len() > 1)
     if strict:
         leaks = is_tested & part.is_in(["train", "validation"]) | is_validated & (part == "train")
@@ -147,7 +148,8 @@ def refused_targets(targets: Sequence[str], corpora: Sequence[str]) -> str:
     A target must be among ``corpora``, and at least one corpus must be left to train on.
     """
     if unknown := [name for name in targets if name not in corpora]:
-        near, listed = did_you_mean(unknown[0], corpora), some_of(list(corpora)) or "one without a name"
+        near = did_you_mean(unknown[0], corpora)
+        listed = some_of(list(corpora)) or "one without a name"
         return f"target_corpora: {unknown[0]!r} is none of this run's corpora.{near} They are: {listed}."
     if set(corpora) <= set(targets):
         return (
@@ -300,7 +302,8 @@ def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[st
     drawn = generator.permutation(groups.height)
     groups = groups.sort("group_id").with_columns(drawn=drawn)
     refuse_few_groups(videos, len(targets))
-    reals, fakes = [0] * len(targets), [0] * len(targets)
+    reals = [0] * len(targets)
+    fakes = [0] * len(targets)
     fold_of: dict[str, int] = {}
     rows = []
     for group, num_reals, made, size, place in groups.iter_rows():
@@ -594,11 +597,9 @@ def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
     rows = table.filter((pl.col("fold") == fold) & (pl.col("part") != LEFT_OUT))
     number = pl.when(pl.col("part") == "test").then(fold).otherwise(fold + 1)
     leaking = rows.filter((pl.col("protocol") == names.OFFICIAL) & pl.col("reason").is_not_null())["group_id"]
-    return TrainingRows(
-        rows.with_columns(fold=number.cast(pl.Int64)).select(*FOLDS.columns).sort("video_id"),
-        frozenset(rows.filter(pl.col("part") == "validation")["video_id"]),
-        frozenset(leaking),
-    )
+    numbered = rows.with_columns(fold=number.cast(pl.Int64)).select(*FOLDS.columns)
+    validation = rows.filter(pl.col("part") == "validation")["video_id"]
+    return TrainingRows(numbered.sort("video_id"), frozenset(validation), frozenset(leaking))
 
 
 def all_rows(table: pl.DataFrame) -> TrainingRows:

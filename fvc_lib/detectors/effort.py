@@ -51,7 +51,8 @@ class Residual(nn.Module):
         the paper's loss, because there are more directions that are orthogonal to ``main``. The second loss is the
         change of the full weight's squared norm.
         """
-        across, down = self.left.T @ self.left, self.right @ self.right.T
+        across = self.left.T @ self.left
+        down = self.right @ self.right.T
         outside_left = self.left - self.first_left @ (self.first_left.T @ self.left)
         outside_right = self.right - (self.right @ self.first_right.T) @ self.first_right
         one = torch.eye(len(self.sizes), dtype=across.dtype, device=across.device)

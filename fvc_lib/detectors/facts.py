@@ -160,8 +160,9 @@ def _cost_of(config: RunConfig) -> dict[str, float]:
                 seconds.append(finished_at(device) - began)
     except (FvcError, RuntimeError, MemoryError):  # of PyTorch: it does not fit into the memory, for instance
         return {}
+    parameters = list(network.parameters())
     return {
-        "num_parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "num_trained": sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad),
+        "num_parameters": sum(parameter.numel() for parameter in parameters),
+        "num_trained": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         "milliseconds_per_clip": 1e3 * statistics.median(seconds[2:]),
     }

@@ -536,7 +536,8 @@ def tune(network: nn.Module, what: str) -> None:
             raise UsageError(f"tune: got {what!r}, and the network has {len(stages)} stages. Give all, or fewer.")
         trained |= {parameter for stage in stages[-number:] for parameter in stage}
     elif what.startswith("effort"):
-        trunk, rank = getattr(network, "trunk", None), int(what.partition(":")[2] or 1)
+        trunk = getattr(network, "trunk", None)
+        rank = int(what.partition(":")[2] or 1)
         if not isinstance(trunk, nn.Module):
             raise UsageError(f"tune: got {what!r} for a {type(network).__name__}, which has no trunk. Give tune all.")
         trained |= set(residuals := adapt(trunk, rank))

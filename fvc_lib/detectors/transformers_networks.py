@@ -239,7 +239,8 @@ def from_folder(model: Any, folder: Path, settings: dict[str, Any], licence: str
             or NaN.
     """
     document = read_json_object(folder / "config.json")
-    wanted, kinds = model.config_class.model_type, (document, document.get("vision_config", {}))
+    wanted = model.config_class.model_type
+    kinds = (document, document.get("vision_config", {}))
     if wanted not in [kind.get("model_type") for kind in kinds]:
         raise UsageError(
             f"model_weights {str(folder)!r}: got a network of type {document.get('model_type')!r}, wanted {wanted!r} "

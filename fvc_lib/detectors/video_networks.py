@@ -145,7 +145,8 @@ def pytorchvideo_parts(network: Any) -> tuple[int, tuple[nn.Module, ...]]:
             if type(child).__name__ == "Swish":
                 setattr(part, name, nn.SiLU())  # the same function; the package's relies on what torch has deprecated
     head = network.blocks[-1]
-    num_features, blocks = int(head.proj.in_features), tuple(network.blocks)[1:5]
+    num_features = int(head.proj.in_features)
+    blocks = tuple(network.blocks)[1:5]
     if hasattr(getattr(head, "pool", None), "pre_conv"):  # X3D: two convolutions, with the pooling between them
         head.pool.pool = nn.AdaptiveAvgPool3d(1)
         head.dropout = head.proj = head.activation = head.output_pool = None

@@ -96,7 +96,8 @@ class PValues:
         """
         of_reals, of_fakes = rates
         # Shares of counts: 1 of 20 must not fail 0.05 by rounding.
-        not_real, not_fake = self.real <= of_reals * (1 + 1e-12), self.fake <= of_fakes * (1 + 1e-12)
+        not_real = self.real <= of_reals * (1 + 1e-12)
+        not_fake = self.fake <= of_fakes * (1 + 1e-12)
         # Both may be ruled out, by a score between the classes and far from both. Then the video is undecided too.
         answers: list[str] = np.select([not_real & ~not_fake, not_fake & ~not_real], [FAKE, REAL], UNDECIDED).tolist()
         return answers
@@ -109,9 +110,11 @@ class PValues:
         out by M times the smallest p-value (Bonferroni), and "fake" by the largest.
         """
         num = self.real.size
-        real, fake = min(num, 2) * self.real.mean(), min(num, 2) * self.fake.mean()
+        real = min(num, 2) * self.real.mean()
+        fake = min(num, 2) * self.fake.mean()
         if how == "max":
-            real, fake = num * self.real.min(), self.fake.max()
+            real = num * self.real.min()
+            fake = self.fake.max()
         return PValues(np.minimum([real], 1.0), np.minimum([fake], 1.0))
 
 
@@ -156,7 +159,8 @@ def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray)
         float64 (M,), the sum of votes for each new video.
     """
     order = np.argsort(scores, kind="stable")
-    ascending, summed = scores[order], np.append(0.0, weights[order].cumsum())
+    ascending = scores[order]
+    summed = np.append(0.0, weights[order].cumsum())
     if label == 0:
         return np.asarray(summed[-1] - summed[np.searchsorted(ascending, new, side="left")])
     return np.asarray(summed[np.searchsorted(ascending, new, side="right")])
@@ -206,8 +210,10 @@ def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05)
     given, telling = np.array(answers), set()
     for label, answer in ((0, REAL), (1, FAKE)):
         votes = [float(known.weights[(known.labels == of) & (given == answer)].sum()) for of in (0, 1)]
-        hits, alarms = math.floor(votes[label] + 1e-9), math.ceil(votes[1 - label] - 1e-9)
-        num_right, num_wrong = known.num_groups[label], known.num_groups[1 - label]
+        hits = math.floor(votes[label] + 1e-9)
+        alarms = math.ceil(votes[1 - label] - 1e-9)
+        num_right = known.num_groups[label]
+        num_wrong = known.num_groups[1 - label]
         if hits and _fisher_p_value(hits, alarms, num_right, num_wrong) <= level:
             telling.add(answer)
     return frozenset(telling)
@@ -228,7 +234,8 @@ def _fisher_p_value(hits: int, alarms: int, num_right: int, num_wrong: int) -> f
     right = np.arange(max(hits, given - num_wrong), min(given, num_right) + 1)
     counts: list[Any] = [right, num_right - right, given - right, num_wrong - given + right, num_all]
     margins = [num_right, num_wrong, given, num_all - given]
-    logarithms = sum(gammaln(np.add(margin, 1)) for margin in margins) - sum(gammaln(np.add(n, 1)) for n in counts)
+    of_margins = sum(gammaln(np.add(margin, 1)) for margin in margins)
+    logarithms = of_margins - sum(gammaln(np.add(count, 1)) for count in counts)
     return float(np.exp(logarithms).sum())
 
 

@@ -110,7 +110,8 @@ def fit_class_temperature(classes: ArrayLike, logits: ArrayLike) -> float:
     Raises:
         ValueError: no rows, a negative class, or a logit that is NaN or infinite.
     """
-    wanted, values = np.asarray(classes), np.asarray(logits, dtype=np.float64)
+    wanted = np.asarray(classes)
+    values = np.asarray(logits, dtype=np.float64)
     if not np.isfinite(values).all() or wanted.min() < 0:
         raise ValueError("wanted finite logits, and classes from 0.")
     of_class = values[np.arange(wanted.size), wanted]
@@ -153,7 +154,8 @@ def probabilities(logits: ArrayLike, temperature: ArrayLike) -> FloatArray:
     Raises:
         ValueError: a logit that is NaN or infinite, or a temperature that is NaN or not above 0.
     """
-    values, divisor = np.asarray(logits, dtype=np.float64), np.asarray(temperature, dtype=np.float64)
+    values = np.asarray(logits, dtype=np.float64)
+    divisor = np.asarray(temperature, dtype=np.float64)
     scaled = values / np.where(divisor > 0, divisor, np.nan)
     if not np.isfinite(values).all() or np.isnan(scaled).any():
         raise ValueError("wanted finite logits, and temperatures above 0.")

@@ -193,7 +193,8 @@ def confusion_curve(labels: IntArray, scores: FloatArray, weights: FloatArray) -
     ``labels`` and ``scores`` are (N,), ``weights`` (R, N). Rows are sorted once for all sets of weights.
     """
     order = np.argsort(-scores, kind="stable")
-    descending, is_fake = scores[order], labels[order] == 1
+    descending = scores[order]
+    is_fake = labels[order] == 1
     last_of_tie = np.append(np.flatnonzero(np.diff(descending)), order.size - 1)
     counts = []
     for of_class in (is_fake, ~is_fake):
@@ -289,7 +290,8 @@ def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
     # (1 - TPR) - FPR, times the number of pairs of a real and a fake. It falls along the curve.
     falling = (fakes - curve.true_positives.T) * reals - curve.false_positives.T * fakes
     after = (falling > 0).sum(axis=0)
-    before, beyond = curve.counts_at(after - 1), curve.counts_at(after)
+    before = curve.counts_at(after - 1)
+    beyond = curve.counts_at(after)
     high, low = ((fakes - hits) * reals - alarms * fakes for hits, alarms in (before, beyond))
     crossing = before[1] + divide(high, high - low) * (beyond[1] - before[1])
     return divide(crossing, reals)
@@ -378,7 +380,8 @@ def _cells(labels: IntArray, decisions: FloatArray) -> FloatArray:
     if not np.isin(decisions, (0, 1)).all():
         raise ValueError("decisions: got other values than 0 and 1; use thresholds.decide(scores, threshold) first.")
     fake, called = labels == 1, decisions == 1
-    return np.stack([fake & called, fake & ~called, ~fake & called, ~fake & ~called], axis=1).astype(np.float64)
+    cells = [fake & called, fake & ~called, ~fake & called, ~fake & ~called]
+    return np.stack(cells, axis=1).astype(np.float64)
 
 
 def _squared_errors(labels: IntArray, scores: FloatArray) -> FloatArray:
@@ -526,7 +529,8 @@ def _midpoints(descending: FloatArray) -> FloatArray:
     Threshold k calls exactly the k highest scores fake. Threshold 0 calls nothing fake. It is infinite where the
     highest score is 1, because no threshold in [0, 1] does so.
     """
-    upper, lower = np.append(1.0, descending), np.append(descending, 0.0)
+    upper = np.append(1.0, descending)
+    lower = np.append(descending, 0.0)
     middle = lower + (upper - lower) / 2
     # Between neighbouring floats the midpoint rounds to one of them; the lower one would be called fake.
     middle = np.where(middle <= lower, upper, middle)

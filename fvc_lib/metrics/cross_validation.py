@@ -68,7 +68,8 @@ def within_folds(metric: Metric, folds: ArrayLike) -> Metric:
 
         @functools.wraps(metric)
         def averaged(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
-            total, all_pairs = np.zeros(len(weights)), np.zeros(len(weights))
+            total = np.zeros(len(weights))
+            all_pairs = np.zeros(len(weights))
             for rows in rows_of_fold:
                 values, pairs = parts(labels[rows], scores[rows], weights[:, rows])
                 total += np.where(pairs > 0, values * pairs, 0.0)
@@ -145,7 +146,8 @@ def measure_over_folds(
     Raises:
         KeyError: ``name`` is not in ``METRICS``.
     """
-    metric, values = METRICS[name], np.asarray(scores, dtype=np.float64)
+    metric = METRICS[name]
+    values = np.asarray(scores, dtype=np.float64)
     if name in DECISION_METRICS:
         values = decide(values, thresholds).astype(np.float64)
     ranked_in = folds if name in RANKING_METRICS else None

@@ -34,7 +34,9 @@ def _wins(is_positive: ArrayLike, ranks: FloatArray, cells: ArrayLike) -> tuple[
     positive = np.atleast_2d(np.asarray(is_positive, dtype=np.float64))
     inside = np.eye(int(np.max(cells)) + 1)[np.asarray(cells)]
     number = positive @ inside
-    return (positive * ranks) @ inside - number * (number + 1) / 2, number * (inside.sum(0) - number)
+    wins = (positive * ranks) @ inside - number * (number + 1) / 2
+    pairs = number * (inside.sum(0) - number)
+    return wins, pairs
 
 
 def shuffled_label_aucs(
@@ -160,7 +162,8 @@ def mean_lean(
     cells = target_of_row * num_folds + fold_of_row
     won, pairs = _wins(is_second, _ranks(values, cells), cells)
     empty = -pairs.shape[1] % num_folds  # the last target may lack the last folds
-    away, pairs = (np.pad(part, ((0, 0), (0, empty))) for part in (np.abs(won - pairs / 2), pairs))
+    away = np.pad(np.abs(won - pairs / 2), ((0, 0), (0, empty)))
+    pairs = np.pad(pairs, ((0, 0), (0, empty)))
     sums = (part.reshape(len(part), -1, num_folds).sum(2) for part in (away, pairs))
     mean: FloatArray = divide(*sums).mean(1)
     return mean

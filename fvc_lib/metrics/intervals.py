@@ -199,15 +199,19 @@ def interval_ends(
     least, most = np.broadcast_to(np.asarray(bounds, dtype=np.float64), (values.size, 2)).T
     bias, spread = deviations(values, replicates)
     reach = stdtrit(groups.degrees_of_freedom, (1 + confidence) / 2) * spread
-    low, high = np.fmax(values - reach, least), np.fmin(values + reach, most)
+    low = np.fmax(values - reach, least)
+    high = np.fmin(values + reach, most)
     below, above = values - least, most - values
     known = np.isfinite(reach) & np.isfinite(below)  # else there is no scale but that of the values
     width = np.where(known & np.isfinite(above), most - least, 0.0)
     unseen = width * (1 - (1 - confidence) ** (1 / groups.comparisons))
     best, worst = (known & (distance <= width * _AT_THE_END) for distance in (above, below))
-    low[best], high[worst] = np.minimum(low, most - unseen)[best], np.maximum(high, least + unseen)[worst]
+    low[best] = np.minimum(low, most - unseen)[best]
+    high[worst] = np.maximum(high, least + unseen)[worst]
     inside = known & ~best & ~worst
-    below, above, start = below[inside], above[inside], least[inside]
+    below = below[inside]
+    above = above[inside]
+    start = least[inside]
     with np.errstate(divide="ignore"):  # infinite where the spread is many times the value
         shrunk = np.exp(-reach[inside] * (1 / below + 1 / above))  # the odds, by Student's t on their logarithm
         odds = below / above  # 0 where there is no upper bound: then it is the logarithm of the value
@@ -255,7 +259,8 @@ def replicate_values(
     group_of_row, num_groups = group_codes(groups, checked.size)
     scored = [(metric, check_scores(scores, checked.size)) for metric, scores in measures]
     values = np.array([float(metric(checked, scores, base)) for metric, scores in scored])
-    counts, drawn = count_groups(checked, group_of_row), np.empty((len(measures), 0))
+    counts = count_groups(checked, group_of_row)
+    drawn = np.empty((len(measures), 0))
     if min(counts.per_class) >= 2 and np.isfinite(values).any():
         computed = [_in_halves(*pair, checked, base, group_of_row) for pair in scored]
         blocks = []

@@ -126,7 +126,8 @@ def threshold_at(point: OperatingPoint, labels: ArrayLike, scores: ArrayLike) ->
             point.miss_cost * misses + point.false_alarm_cost * alarms * curve.num_fake[0]
         )  # the strictest
     # thresholds[k] calls exactly the k highest distinct scores fake. The middle of neighbouring floats may round down.
-    upper, lower = curve.thresholds[:-1], curve.thresholds[1:]
+    upper = curve.thresholds[:-1]
+    lower = curve.thresholds[1:]
     middle = upper / 2 + lower / 2
     between = np.where((lower < middle) & (middle <= upper), middle, upper)
     return float([math.inf, *between, curve.thresholds[-1]][called])

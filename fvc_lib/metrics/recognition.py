@@ -90,7 +90,8 @@ def _class_columns(labels: ArrayLike, predicted: ArrayLike) -> FloatArray:
     """
     true_classes, taken = np.asarray(labels), np.asarray(predicted)
     occurring = np.unique(true_classes)
-    is_class, is_taken = true_classes[:, None] == occurring, taken[:, None] == occurring
+    is_class = true_classes[:, None] == occurring
+    is_taken = taken[:, None] == occurring
     return np.concatenate([is_class & is_taken, is_class, is_taken], axis=1).astype(np.float64)
 
 

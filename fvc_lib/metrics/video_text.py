@@ -123,12 +123,14 @@ def _ranking(queries: SingleArray, candidates: SingleArray, pairs: IntArray, ks:
     # Algorithms", 2002, 3.1): products of float32 numbers are exact, their sum is not.
     norms, others = (np.sqrt(np.einsum("nd,nd->n", x, x, dtype=np.float64)) for x in (queries, candidates))
     error = (queries.shape[1] + 8) * np.finfo(np.float64).eps * norms * others.max()
-    similarity, num_wrong = np.zeros(query.size), np.zeros(query.size, dtype=np.int64)
+    similarity = np.zeros(query.size)
+    num_wrong = np.zeros(query.size, dtype=np.int64)
     for top in range(0, len(queries), _BLOCK):
         left = queries[top : top + _BLOCK].astype(np.float64)
         begins = starts[top : top + len(left) + 1]
         own = slice(begins[0], begins[-1])
-        similarity[own] = np.vecdot(left[query[own] - top], candidates[candidate[own]].astype(np.float64))
+        answers = candidates[candidate[own]].astype(np.float64)
+        similarity[own] = np.vecdot(left[query[own] - top], answers)
         limit = similarity - error[query]
         number = np.diff(begins)
         for first in range(0, len(candidates), _BLOCK):
@@ -140,12 +142,15 @@ def _ranking(queries: SingleArray, candidates: SingleArray, pairs: IntArray, ks:
                 rows = np.flatnonzero(number > level)
                 positives = begins[rows] + level
                 num_wrong[positives] += (scores[rows] >= limit[positives, None]).sum(axis=1)
-    ranks = starts[query + 1] - np.arange(query.size) + num_wrong[np.lexsort((similarity, query))]  # the worst first
+    worst_first = np.lexsort((similarity, query))
+    ranks = starts[query + 1] - np.arange(query.size) + num_wrong[worst_first]
     asked = np.flatnonzero(np.diff(starts))
-    best, number = ranks[starts[asked + 1] - 1], np.diff(starts)[asked]
+    best = ranks[starts[asked + 1] - 1]
+    number = np.diff(starts)[asked]
     gains = np.add.reduceat(1 / np.log2(1 + ranks), starts[asked])
     ideal = np.cumsum(1 / np.log2(2 + np.arange(number.max())))[number - 1]
-    metrics = {f"recall@{k}": float(np.count_nonzero(best <= k)) / best.size for k in ks} | {
+    recalls = {f"recall@{k}": float(np.count_nonzero(best <= k)) / best.size for k in ks}
+    metrics = recalls | {
         "median_rank": float(np.median(best)),
         "mean_rank": float(best.sum()) / best.size,
         "mrr": math.fsum(1 / best) / best.size,
@@ -229,7 +234,8 @@ def _bleu_columns(caption: str, references: Sequence[str]) -> list[int]:
     The first eight are two per n = 1, 2, 3, 4: the caption's n-grams that occur in a reference, and all its n-grams.
     The last two are the number of words of the caption, and of the reference nearest in length.
     """
-    written, wanted = words(caption), [words(reference) for reference in references]
+    written = words(caption)
+    wanted = [words(reference) for reference in references]
     columns = []
     for length in range(1, _LONGEST + 1):
         grams = _grams(written, length)
@@ -244,7 +250,8 @@ def _grams(text: Sequence[str], length: int) -> Counter[tuple[str, ...]]:
 
 
 def _bleu_of_sums(sums: FloatArray) -> FloatArray:
-    matches, totals = sums[:, 0 : 2 * _LONGEST : 2], sums[:, 1 : 2 * _LONGEST : 2]
+    matches = sums[:, 0 : 2 * _LONGEST : 2]
+    totals = sums[:, 1 : 2 * _LONGEST : 2]
     with np.errstate(divide="ignore"):
         mean_log = np.log(divide(matches, totals, undefined=0.0)).mean(axis=1)  # minus infinity where nothing matches
     penalty = np.minimum(0.0, 1 - divide(sums[:, -1], sums[:, -2], undefined=np.inf))

@@ -273,7 +273,8 @@ class Bundle:
         Raises:
             UsageError: the bundle has no such weights.
         """
-        record, weights = self.record, self.folder / WEIGHTS / f"{stem}.safetensors"
+        record = self.record
+        weights = self.folder / WEIGHTS / f"{stem}.safetensors"
         if record.network is None or stem not in record.weights or not weights.is_file():
             raise refused(self.folder, f"{WEIGHTS}/{stem}.safetensors is missing")
         return Trained(

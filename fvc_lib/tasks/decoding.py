@@ -105,7 +105,8 @@ def frames_of(config: RunConfig, root: Path, paths: Sequence[str]) -> dict[str, 
     Raises:
         OSError, DataError, FvcError: as ``decoded_files``.
     """
-    store, found = ClipStore.of(config), dict[str, Pixels]()
+    store = ClipStore.of(config)
+    found = dict[str, Pixels]()
     files = [FileToScore(root / path_from_text(path), (), store.recipe) for path in paths]
     with scratch_folder(config) as scratch:
         clips = [scratch / f"{number}.npy" for number in range(len(files))]
@@ -146,7 +147,8 @@ def looked_at(
     limits["timeout_seconds"] = [least + round(state["size_bytes"] / 1e6) for state in states]
     with closing(run_isolated(f"{look.__module__}:{look.__name__}", items, **limits)) as answers:
         for answer in answers:
-            value, path = dict(answer.value or {}), path_to_text(files[answer.position])
+            value = dict(answer.value or {})
+            path = path_to_text(files[answer.position])
             if answer.failure:
                 detail = f"the decoder gave up on this file: {answer.detail}. Re-encode it, or leave it out."
                 value = {"reason": answer.failure, "detail": detail}

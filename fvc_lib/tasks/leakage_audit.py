@@ -166,11 +166,13 @@ def _near_copies(rows: pl.DataFrame, part: str, name: str, links: Links, num_wit
         links: pairs of row numbers in ``rows``.
         num_without_hash: number of files that could not be compared.
     """
-    parts, names = rows[part].to_list(), rows["path"].to_list()
+    parts = rows[part].to_list()
+    names = rows["path"].to_list()
     across = [(names[one], names[other]) for one, other in links if parts[one] != parts[other]]
+    joined = [" and ".join(pair) for pair in across]
     found = (
         f"{len(across):,} of {len(links):,} near-duplicate links between {part}s; {num_without_hash:,} files without a "
-        f"hash not compared.{_first_of(list(map(' and '.join, across)))}"
+        f"hash not compared.{_first_of(joined)}"
     )
     return f"{name}_in_two_{part}s", len(across), None, found, not across
 
@@ -185,7 +187,8 @@ def _claim(predictions: pl.DataFrame, config: RunConfig, protocol: pl.DataFrame 
     lookup = with_targets(controls.group_lookup(by_row), protocol)
     met = by_row.select(met=pl.len().over("group_id") > pl.len().over("group_id", "fold"))["met"]
     helped = lookup.with_columns(score=pl.when(met).then("score").otherwise(predictions["score"]))
-    honest, claimed = controls.auc_within_folds(predictions, config), controls.auc_within_folds(helped, config)
+    honest = controls.auc_within_folds(predictions, config)
+    claimed = controls.auc_within_folds(helped, config)
     found = (
         f"The model's AUC is {_interval(honest)}. Split by row, {met.sum():,} of {met.len():,} videos have others of "
         f"their group in training. A model that recognises these groups would have claimed {_interval(claimed)}. "
@@ -270,7 +273,8 @@ def split_audit(
     """
     files = rows.select("path", "part", "group_id", "content_sha256").unique().sort("path", "part", "group_id")
     kind = IMAGE_FILES if config.task == "image" else VIDEO_FILES
-    cache, paths = Path(config.cache_dir) / "index", files["path"].to_list()
+    cache = Path(config.cache_dir) / "index"
+    paths = files["path"].to_list()
     probed, _ = probe_files(kind, root, paths, cache, workers=config.workers, progress=progress, stop=stop)
     found = [probed[path] for path in paths]
     contents = [file.content_sha256 or None for file in found]

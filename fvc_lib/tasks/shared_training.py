@@ -110,13 +110,14 @@ class TrainedClass:
         if DETECTORS.file_of(model_name):
             licence = DETECTORS.get(model_name).licence
             notes.insert(0, f"the network is {DETECTORS.identity(model_name)}, licence: {licence}")
+        num_all = sum(parameter.numel() for parameter in model.parameters())
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         return cls(
             name=f"{kind.__module__}.{kind.__qualname__}",
             file=files[0] if files else "",
             code=own_code(functions),
             num_parameters=trained,
-            num_frozen=sum(parameter.numel() for parameter in model.parameters()) - trained,
+            num_frozen=num_all - trained,
             weights=f"{loaded.source} (SHA-256 {loaded.sha256})" if loaded else "",
             weights_licence=loaded.licence if loaded else "",
             notes=tuple(notes),
@@ -188,7 +189,8 @@ class TrainingOutcome(Generic[R]):
 
     def sentence(self) -> str:
         """Return a text on the network, its size, device and duration, and whether it was trained now or earlier."""
-        kind, done = self.network.name.rpartition(".")[2], self.training
+        kind = self.network.name.rpartition(".")[2]
+        done = self.training
         text = (
             f"{self.model} ({kind}), {self.num_parameters:,} parameters, on {self.device}, ranks: {self.num_ranks}; "
             f"{done.steps} steps in {done.seconds:.1f} s; {self.network.facts()}"
@@ -551,16 +553,18 @@ class OpenTraining(Generic[R]):
                 started, name = time.monotonic(), network.name
                 metrics = ControlLog(self._log, name) if name else self._log
                 binding = CheckpointBinding(dict(training.parameters), network.data_fingerprint, kind.identity)
+                checkpoints = CheckpointFolder(self._folder / name, binding, anew=self._anew)
+                report = partial(lambda before, done, _: progress(before + done, sum(steps)), sum(steps[:number]))
                 engine = self._engine = Engine(
                     network.task,
                     settings,
                     compute,
-                    CheckpointFolder(self._folder / name, binding, anew=self._anew),
+                    checkpoints,
                     metrics,
                     memory=observer,
                     name=name,
                     stop=self._stop,
-                    progress=partial(lambda before, done, _: progress(before + done, sum(steps)), sum(steps[:number])),
+                    progress=report,
                     ranks=ranks,
                 )
                 yield from engine.batches()

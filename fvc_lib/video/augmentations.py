@@ -147,7 +147,8 @@ class Affine(Operation, name="affine", probability=0.5):
         sine = math.sin(math.radians(self.rotation_degrees)) / self.scale
         source_x = cosine * x + sine * y + (width - 1) / 2
         source_y = cosine * y - sine * x + (height - 1) / 2
-        left, top = np.floor(source_x).astype(np.int64), np.floor(source_y).astype(np.int64)
+        left = np.floor(source_x).astype(np.int64)
+        top = np.floor(source_y).astype(np.int64)
         result = np.zeros_like(pixels)
         for row, weight_y in ((top, 1 - (source_y - top)), (top + 1, source_y - top)):
             for column, weight_x in ((left, 1 - (source_x - left)), (left + 1, source_x - left)):
@@ -237,8 +238,10 @@ class Cutout(Operation, name="cutout", probability=0.3):
 
     def apply(self, pixels: Float) -> Float:
         rows, columns = pixels.shape[-2:]
-        left, right = round(self.left * columns), round((self.left + self.width) * columns)
-        top, bottom = round(self.top * rows), round((self.top + self.height) * rows)
+        left = round(self.left * columns)
+        right = round((self.left + self.width) * columns)
+        top = round(self.top * rows)
+        bottom = round((self.top + self.height) * rows)
         mean = pixels.mean(axis=(0, 2, 3), dtype=np.float64).astype(np.float32)
         pixels[:, :, top:bottom, left:right] = mean[:, None, None]
         return pixels
@@ -341,7 +344,8 @@ def _to_planes(frames: Pixels) -> Pixels:
 
 def _from_planes(packed: Pixels) -> Pixels:
     """Convert packed yuv420p (T, 3 H / 2, W) to RGB (T, 3, H, W); every 2 x 2 pixels share their chroma."""
-    height, width = packed.shape[1] * 2 // 3, packed.shape[2]
+    height = packed.shape[1] * 2 // 3
+    width = packed.shape[2]
     frames = np.empty((len(packed), 3, height, width), np.uint8)
     for planes, frame in zip(packed, frames, strict=True):
         colors = planes[height:].reshape(2, height // 2, width // 2).repeat(2, 1).repeat(2, 2)
@@ -391,7 +395,8 @@ def _some_frames(generator: np.random.Generator, num_frames: int, before: int) -
 
 
 def _filter_axis(pixels: Float, kernel: list[np.float32], axis: int) -> Float:
-    radius, length = len(kernel) // 2, pixels.shape[axis]
+    radius = len(kernel) // 2
+    length = pixels.shape[axis]
     padding = [(0, 0)] * pixels.ndim
     padding[axis] = (radius, radius)
     padded = np.moveaxis(np.pad(pixels, padding, mode="symmetric"), axis, 0)
@@ -477,7 +482,8 @@ def apply_augmentation(frames: Pixels, plan: AugmentationPlan) -> Pixels:
     bright = frames.max(axis=(0, 1)) > 0
     if not plan.operations or not bright.any():
         return result
-    rows, columns = np.flatnonzero(bright.any(axis=1)), np.flatnonzero(bright.any(axis=0))
+    rows = np.flatnonzero(bright.any(axis=1))
+    columns = np.flatnonzero(bright.any(axis=0))
     picture = np.s_[:, :, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]  # without the bars
     content: Float = result[picture].astype(np.float32)
     for operation in plan.operations:

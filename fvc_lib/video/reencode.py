@@ -366,7 +366,8 @@ class _Writer:
             width, height = self._rescaled(frame)
         elif recipe.scale != 1:
             width, height = (max(2, 2 * round(side * recipe.scale / 2)) for side in (width, height))
-        width, height = width - width % 2, height - height % 2
+        width -= width % 2
+        height -= height % 2
         if recipe.crf or turned:
             return _YUV, width, height
         known = {video_format.name for video_format in av.codec.Codec(recipe.codec, "w").video_formats or ()}
@@ -378,8 +379,10 @@ class _Writer:
         The upright picture gets square pixels and keeps its aspect ratio. The result is the size before the frame is
         turned for display; a quarter turn swaps width and height.
         """
-        aspect, rows = self._source.sample_aspect_ratio or 0, self._recipe.height
-        wide, high = frame.width * (aspect if aspect > 0 else Fraction(1)), Fraction(frame.height)
+        aspect = self._source.sample_aspect_ratio or 0
+        rows = self._recipe.height
+        wide = frame.width * (aspect if aspect > 0 else Fraction(1))
+        high = Fraction(frame.height)
         turned = self._converter.orientation.transposed
         columns = max(2, 2 * round(rows * (high / wide if turned else wide / high) / 2))
         check_size(self._source.path, columns, rows)

@@ -54,7 +54,8 @@ class Components:
 
         The smaller of the two components gets the label of the larger one.
         """
-        larger, smaller = int(self.label[left]), int(self.label[right])
+        larger = int(self.label[left])
+        smaller = int(self.label[right])
         if larger == smaller:
             return False
         if self._size[larger] < self._size[smaller]:

@@ -106,7 +106,8 @@ def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
         one: codes of a video, uint64 (T, 30).
         max_bits: see ``near_duplicate_links``.
     """
-    closely, near = max(0, max_bits - _CLOSER_BITS), np.zeros(len(table), np.bool_)
+    closely = max(0, max_bits - _CLOSER_BITS)
+    near = np.zeros(len(table), np.bool_)
     for frame, mirror in itertools.product(_middle_frames(len(one)), (np.uint64(0), MIRROR_BITS)):
         codes = table[:, frame]
         bits = _bits_apart(codes[:, :1], one[frame], mirror), _bits_apart(one[frame, :1], codes, mirror)
@@ -156,8 +157,10 @@ class Judge:
             looks: compares the looks (tiny pictures) of the frames, which must then agree too; None: hashes suffice.
         """
         one, other, window, is_mirrored = candidates
-        mirrors, num_frames = is_mirrored.astype(np.uint64) * MIRROR_BITS, self.table.shape[1]
-        whole, part = self.table[one, :, 0], self.table[other, :, window]
+        mirrors = is_mirrored.astype(np.uint64) * MIRROR_BITS
+        num_frames = self.table.shape[1]
+        whole = self.table[one, :, 0]
+        part = self.table[other, :, window]
 
         @cache
         def bits(first: int, second: int) -> Pixels:
@@ -229,7 +232,8 @@ class _FrameSearch:
 
     def __init__(self, judge: Judge, frame: int, videos: Places) -> None:
         self._judge, self._videos = judge, videos
-        codes, wholes = judge.table[videos, frame].reshape(-1), judge.table[videos, frame, 0]
+        codes = judge.table[videos, frame].reshape(-1)
+        wholes = judge.table[videos, frame, 0]
         self._entry_of = np.flatnonzero(codes).astype(np.uint32)  # index in the flat table of each code that is not 0
         self._wholes = videos[np.flatnonzero(wholes)]  # videos of the plain queries; the mirrored ones follow
         self._codes, wholes = codes[self._entry_of], wholes[wholes != 0]
@@ -284,11 +288,13 @@ class _FrameSearch:
 
         def choose(query: Places, entry: Places, near: Callable[[Places], Flags]) -> tuple[Places, Places]:
             (one, is_mirrored), (other, window) = self._whole(query), self._window(entry)
-            own, others = clusters.label[one], clusters.label[other]
+            own = clusters.label[one]
+            others = clusters.label[other]
             some = np.flatnonzero(others != own[0]) if (own == own[0]).all() else np.arange(len(entry))
             is_near = near(some)
             if self._telling and is_near.any():
-                may_be, mirrors = np.zeros_like(is_near), (is_mirrored * MIRROR_BITS)[:, None]
+                may_be = np.zeros_like(is_near)
+                mirrors = (is_mirrored * MIRROR_BITS)[:, None]
                 for first, second in self._telling:
                     part = table[other[some], second, window[some]]
                     may_be |= _bits_apart(table[one, first, :1], part, mirrors) <= self._judge.max_bits
@@ -483,7 +489,9 @@ class BlockSearch:
                 yield active[some][row[is_own]], entry[is_own]
             done += width
             more = counts > done
-            active, first, counts = active[more], first[more], counts[more]
+            active = active[more]
+            first = first[more]
+            counts = counts[more]
             width = min(2 * width, num_codes)
 
     def _is_new(self, difference: Codes) -> Flags:
@@ -507,12 +515,15 @@ class BlockSearch:
             entries: slice of the sorted entries with this key.
             choose: see ``Choose``.
         """
-        codes, entry = self._codes[entries], self._position[entries].astype(np.int64)
+        codes = self._codes[entries]
+        entry = self._position[entries].astype(np.int64)
         start, num_rows = 0, 1
         while start < len(query):
-            rows, width = slice(start, start + num_rows), _TILE_PAIRS // num_rows
+            rows = slice(start, start + num_rows)
+            width = _TILE_PAIRS // num_rows
             for column in range(0, len(entry), width):
-                tile, of_tile = codes[column : column + width], entry[column : column + width]
+                tile = codes[column : column + width]
+                of_tile = entry[column : column + width]
 
                 def near(columns: Places, rows: slice = rows, tile: Codes = tile) -> Flags:
                     difference = queries[rows, None] ^ tile[columns]
@@ -521,4 +532,5 @@ class BlockSearch:
 
                 row, chosen = choose(query[rows], of_tile, near)
                 yield query[rows][row], of_tile[chosen]
-            start, num_rows = start + num_rows, min(2 * num_rows, _TILE_ROWS)
+            start += num_rows
+            num_rows = min(2 * num_rows, _TILE_ROWS)

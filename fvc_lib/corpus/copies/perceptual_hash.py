@@ -122,7 +122,8 @@ def _looks(frames: Pixels, grids: Grid) -> Pixels:
 
 def without_bars(frames: Pixels) -> Pixels:
     """Return RGB frames, uint8 (T, 3, H, W), without the borders (rows and columns) that are black in all frames."""
-    row_levels, column_levels = np.zeros(frames.shape[2]), np.zeros(frames.shape[3])
+    row_levels = np.zeros(frames.shape[2])
+    column_levels = np.zeros(frames.shape[3])
     for frame in frames:
         luma = (frame * _LUMA_WEIGHTS).sum(axis=0)
         row_levels = np.maximum(row_levels, luma.mean(axis=1))
@@ -176,7 +177,8 @@ def _cosines() -> Grid:
     A span is the whole side of a picture or a part of it (``SPANS``). The axes are span, frequency and position along
     the side. Functions are zero outside their span. Their products with a picture are amplitudes in grey levels.
     """
-    position, frequency = (np.arange(GRID_SIDE) + 0.5) / GRID_SIDE, np.arange(12)[:, None]
+    position = (np.arange(GRID_SIDE) + 0.5) / GRID_SIDE
+    frequency = np.arange(12)[:, None]
     bases = []
     for begin, end in ((first / STEPS, last / STEPS) for first, last in SPANS):
         inside = (position > begin) & (position < end)
@@ -222,7 +224,9 @@ def _shares(borders: Grid, num_cells: int) -> Floats:
     Borders are ascending and in units of cells. Every row of the matrix sums to 1.
     """
     cells = np.arange(num_cells)
-    overlap = (np.minimum(borders[1:, None], cells + 1) - np.maximum(borders[:-1, None], cells)).clip(0)
+    ends = np.minimum(borders[1:, None], cells + 1)
+    begins = np.maximum(borders[:-1, None], cells)
+    overlap = (ends - begins).clip(0)
     shares: Floats = (overlap / overlap.sum(axis=1, keepdims=True)).astype(np.float32)
     return shares
 
@@ -245,7 +249,8 @@ def patches(pictures: Pixels, averages: Floats, window: Places | None = None) ->
         window: (K,), windows as indices into ``WINDOWS``; None: the whole pictures.
     """
     window = np.zeros(len(pictures), np.int64) if window is None else window
-    down, right = averages[_DOWN[window]], averages[_RIGHT[window]].transpose(0, 2, 1)
+    down = averages[_DOWN[window]]
+    right = averages[_RIGHT[window]].transpose(0, 2, 1)
     cut: Floats = down[:, None] @ pictures.astype(np.float32) @ right[:, None]
     return cut
 
@@ -385,7 +390,8 @@ def _colours(colours: Sequence[Floats], used: Floats) -> tuple[Grid, Grid]:
     hue = np.where(common >= _LEAST_COLOURED * num_used, hue, 1.0)
     energy = [_total(values**2 * used) for values in colours]
     little = 10 * _LEAST_COLOURED * num_used
-    saturation = _ratio(_total(colours[0] * colours[1] * used) + little, np.maximum(*energy) + little)
+    product = _total(colours[0] * colours[1] * used)
+    saturation = _ratio(product + little, np.maximum(*energy) + little)
     return hue, saturation
 
 
@@ -405,7 +411,8 @@ def _motion_alike(pairs: Sequence[Sequence[Floats]], used: Floats) -> Grid:
         used: 1 for frames that are compared, else 0, (K, T, 1, 1, 1).
     """
     num_used = used.sum(axis=1, keepdims=True)
-    together, energy = np.zeros(len(used)), np.zeros((2, len(used)))
+    together = np.zeros(len(used))
+    energy = np.zeros((2, len(used)))
     for pair in pairs:
         moved = [(values - (values * used).sum(axis=1, keepdims=True) / num_used) * used for values in pair]
         count = moved[0][0, 0, 0].size * num_used[:, 0, 0, 0, 0]

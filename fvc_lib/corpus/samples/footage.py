@@ -68,7 +68,8 @@ def generator_for(*parts: object) -> np.random.Generator:
 def draw_camera(name: str) -> Camera:
     """Return a handheld camera with random properties seeded by ``name``; reals and fakes have the same ranges."""
     rng = generator_for("camera", name)
-    least, most = (2.5, 1.0, -18.0, -0.18, 0.05, -8.0), (4.5, 3.5, 18.0, 0.18, 0.25, 8.0)
+    least = (2.5, 1.0, -18.0, -0.18, 0.05, -8.0)
+    most = (4.5, 3.5, 18.0, 0.18, 0.25, 8.0)
     return Camera(*rng.uniform(least, most).tolist())
 
 
@@ -100,9 +101,12 @@ def render_shot(shot: Shot) -> Planes:
         row, column = rng.integers(0, 65, 2).tolist()
         flips = int(rng.integers(0, 4))
         window = noise[row : row + height, column : column + width]
-        luma += window[:: -1 if flips & 1 else 1, :: -1 if flips & 2 else 1] * (0.6 + luma / 320.0)
+        step_down = -1 if flips & 1 else 1
+        step_right = -1 if flips & 2 else 1
+        luma += window[::step_down, ::step_right] * (0.6 + luma / 320.0)
         frame[:height] = np.clip(np.rint(luma), 16, 235)
-        frame[height:] = np.clip(np.rint(chroma + 128 + shift), 16, 240).reshape(height // 2, width)
+        levels = np.clip(np.rint(chroma + 128 + shift), 16, 240)
+        frame[height:] = levels.reshape(height // 2, width)
     return frames
 
 
@@ -111,9 +115,11 @@ def resize_plane(plane: npt.NDArray[np.generic], height: int, width: int) -> Pla
     rows, row_weight = _taps(plane.shape[0], height)
     columns, column_weight = _taps(plane.shape[1], width)
     source: Plane = plane.astype(np.float32)
-    upper, lower = source[rows], source[np.minimum(rows + 1, plane.shape[0] - 1)]
+    upper = source[rows]
+    lower = source[np.minimum(rows + 1, plane.shape[0] - 1)]
     mixed = upper + (lower - upper) * row_weight[:, None]
-    left, right = mixed[:, columns], mixed[:, np.minimum(columns + 1, plane.shape[1] - 1)]
+    left = mixed[:, columns]
+    right = mixed[:, np.minimum(columns + 1, plane.shape[1] - 1)]
     resized: Plane = left + (right - left) * column_weight
     return resized
 
@@ -126,7 +132,8 @@ def _taps(source: int, target: int) -> tuple[npt.NDArray[np.int64], Plane]:
 
 def split_planes(planes: Planes) -> tuple[Planes, Planes, Planes]:
     """Return (luma, blue chroma, red chroma) of a packed frame (3*H/2, W), as views: (H, W), (H/2, W/2), (H/2, W/2)."""
-    height, width = planes.shape[0] * 2 // 3, planes.shape[1]
+    height = planes.shape[0] * 2 // 3
+    width = planes.shape[1]
     chroma = planes[height:].reshape(2, height // 2, width // 2)
     return planes[:height], chroma[0], chroma[1]
 
@@ -155,7 +162,8 @@ class _Thing:
     def __init__(self, rng: np.random.Generator, shot: Shot) -> None:
         size = (shot.height, shot.width)
         self.sides = h, w = tuple(2 * int(rng.integers(side // 10, side // 5)) for side in size)
-        rows, columns = np.linspace(-1, 1, h)[:, None], np.linspace(-1, 1, w)
+        rows = np.linspace(-1, 1, h)[:, None]
+        columns = np.linspace(-1, 1, w)
         for _ in range(int(rng.integers(1, 4))):  # squaring gives the same bits on every machine; powers do not
             rows, columns = rows * rows, columns * columns
         self.inside = rows + columns <= 1.0  # (h, w)
@@ -177,12 +185,15 @@ class _Thing:
             slice(max(first, 0), max(0, min(first + side, length)))
             for first, side, length in zip(corner, self.sides, luma.shape, strict=True)
         )
-        target, own = luma[rows, columns], np.s_[rows.start - corner[0] :, columns.start - corner[1] :]
+        target = luma[rows, columns]
+        own = np.s_[rows.start - corner[0] :, columns.start - corner[1] :]
         h, w = target.shape
         inside = self.inside[own][:h, :w]
         np.copyto(target, self.luma[own][:h, :w], where=inside)
+        half_rows = slice(rows.start // 2, rows.stop // 2)
+        half_columns = slice(columns.start // 2, columns.stop // 2)
         for plane, level in zip(chroma, self.chroma, strict=True):
-            half = plane[rows.start // 2 : rows.stop // 2, columns.start // 2 : columns.stop // 2]
+            half = plane[half_rows, half_columns]
             half[inside[::2, ::2]] = level
 
 
@@ -192,7 +203,8 @@ def _draw_place(rng: np.random.Generator, shot: Shot) -> tuple[Plane, Plane]:
     The place is larger than the frames by ``MARGIN_PIXELS`` on every side. It has two pixels per pixel of a frame in
     both directions, so that the camera can move by half pixels. Chroma values are positive and negative.
     """
-    height, width = 2 * (shot.height + 2 * MARGIN_PIXELS), 2 * (shot.width + 2 * MARGIN_PIXELS)
+    height = 2 * (shot.height + 2 * MARGIN_PIXELS)
+    width = 2 * (shot.width + 2 * MARGIN_PIXELS)
     luma = rng.uniform(100, 140) + texture(rng, height, width, (160, 90), 42)
     luma += texture(rng, height, width, (24, 9), 9)
     chroma = np.stack([texture(rng, height // 2, width // 2, (90, 40), 12) for _ in range(2)])
@@ -202,7 +214,8 @@ def _draw_place(rng: np.random.Generator, shot: Shot) -> tuple[Plane, Plane]:
     for _ in range(int(rng.integers(5, 10))):  # large still rectangles
         h, w = (2 * int(rng.integers(side // 10, side // 3)) for side in (height // 2, width // 2))
         top, left = (2 * int(rng.integers(0, (side - part) // 2)) for side, part in ((height, h), (width, w)))
-        luma[top : top + h, left : left + w] = rng.uniform(50, 200) + texture(rng, h, w, (40, 8), 9)
+        level = rng.uniform(50, 200)
+        luma[top : top + h, left : left + w] = level + texture(rng, h, w, (40, 8), 9)
         for plane in chroma:
             plane[top // 2 : (top + h) // 2, left // 2 : (left + w) // 2] = rng.uniform(-22, 22)
     return luma, chroma
@@ -216,7 +229,8 @@ def _camera_path(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.int64]:
     steps = rng.normal(0, shot.camera.shake_pixels, (shot.num_frames + 4, 2))
     shake = (steps[:-4] + 2 * steps[1:-3] + 3 * steps[2:-2] + 2 * steps[3:-1] + steps[4:]) / 4
     angle_share = rng.uniform(-0.4, 0.4)
-    pan = np.linspace(-0.5, 0.5, shot.num_frames)[:, None] * shot.camera.pan_pixels * np.array([angle_share, 1.0])
+    distance = np.linspace(-0.5, 0.5, shot.num_frames)[:, None] * shot.camera.pan_pixels
+    pan = distance * np.array([angle_share, 1.0])
     limit = 2 * MARGIN_PIXELS
     half_pixels = np.rint(2 * (shake + pan)).astype(np.int64)
     return np.asarray(np.clip(half_pixels, -limit, limit) + limit)
@@ -229,7 +243,8 @@ def _exposure(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.float32]:
     """
     drift = 1.0 + shot.camera.exposure_drift * np.linspace(-0.5, 0.5, shot.num_frames)
     if rng.random() < 0.3:
-        moment, strength = rng.uniform(0.2, 0.8), rng.uniform(-0.15, 0.15)
+        moment = rng.uniform(0.2, 0.8)
+        strength = rng.uniform(-0.15, 0.15)
         drift += strength * np.clip((np.linspace(0, 1, shot.num_frames) - moment) * 8, 0, 1)
     return drift.astype(np.float32)
 
@@ -282,7 +297,8 @@ def encode_to_size(frames: Planes, encoding: Encoding) -> bytes:
     secant method in logarithms of rate and size. The file nearest to the target is returned.
     """
     target = encoding.target_bytes(frames)
-    log_rate, slope = math.log(target * 8 * encoding.frames_per_second / len(frames)), 1.0
+    log_rate = math.log(target * 8 * encoding.frames_per_second / len(frames))
+    slope = 1.0
     last_rate = last_miss = 0.0
     best, best_miss = b"", math.inf
     for attempt in range(6):

@@ -48,9 +48,11 @@ def region_masks(rng: np.random.Generator, num_frames: int, height: int, width: 
     """
     half_area = rng.uniform(0.20, 0.32) / np.pi
     stretch = rng.uniform(0.75, 1.35)
-    half_height, half_width = np.sqrt(half_area) * stretch * height, np.sqrt(half_area) / stretch * width
+    half_height = np.sqrt(half_area) * stretch * height
+    half_width = np.sqrt(half_area) / stretch * width
     begin, end = rng.uniform(0.25, 0.75, (2, 2))  # centres (row, column) as shares of the sides
-    rows, columns = np.arange(height)[:, None], np.arange(width)
+    rows = np.arange(height)[:, None]
+    columns = np.arange(width)
     masks = []
     for share in np.linspace(0, 1, num_frames):
         row, column = (begin + (end - begin) * share) * (height, width)
@@ -77,7 +79,8 @@ def resynthesise_region(base: Planes, _donor: Planes, rng: np.random.Generator) 
     The region loses its camera noise. A checkerboard, as upsampling networks leave it, is added to the region.
     """
     forged, (_, height, width) = base.copy(), _size(base)
-    masks, amplitude = region_masks(rng, *_size(base)), np.float32(rng.uniform(7, 12))
+    masks = region_masks(rng, *_size(base))
+    amplitude = np.float32(rng.uniform(7, 12))
     factor = max(4, 4 * round(min(height, width) / 72))
     half_period = max(4, 2 * round(max(height, width) / 56)) // 2
     rows, columns = (np.arange(side) // half_period % 2 for side in (height, width))
@@ -191,7 +194,8 @@ def plan_events() -> tuple[EventPlan, ...]:
     """Return all events of the corpus in the order of their names; the result is the same on every call."""
     drafts = []
     for label in ("real", "fake"):
-        manipulations, copies = _deal(tuple(MANIPULATIONS), label, "manipulation"), _deal(_COPIES, label, "copies")
+        manipulations = _deal(tuple(MANIPULATIONS), label, "manipulation")
+        copies = _deal(_COPIES, label, "copies")
         for number in range(EVENTS_PER_LABEL):
             drafts.append((label, number, manipulations[number] if label == "fake" else None, copies[number]))
     events, first_clip = [], 0
@@ -206,7 +210,8 @@ def _event(name: str, first_clip: int, label: str, number: int, manipulation: st
     width, height = _SIZES[rng.integers(len(_SIZES))]
     frames_per_second = _RATES[rng.integers(len(_RATES))]
     variants = ["original", *(_COPY_KINDS[k] for k in rng.permutation(len(_COPY_KINDS))[:num_copies])]
-    num_frames, clips = round(frames_per_second * rng.uniform(1.6, 2.6)), []
+    num_frames = round(frames_per_second * rng.uniform(1.6, 2.6))
+    clips = []
     for place, variant in enumerate(variants, start=first_clip):
         codec, suffix = _CONTAINERS[rng.integers(len(_CONTAINERS))]
         encoding = Encoding(codec, suffix, frames_per_second, _BITS_PER_PIXEL[rng.integers(len(_BITS_PER_PIXEL))])
@@ -304,15 +309,17 @@ def manifest_of(events: Sequence[EventPlan]) -> pl.DataFrame:
     for event in events:
         device = "phone" if _camera(event).noise_sigma >= 3.5 else "camcorder"
         for clip in event.clips:
+            generator = MANIPULATIONS[event.manipulation].generator if event.manipulation else None
+            original = None if clip.variant == "original" else event.clips[0].path
             row = {
                 "path": clip.path,
                 "label": event.label,
                 "group": event.name,
                 "manipulation": event.manipulation,
-                "generator": MANIPULATIONS[event.manipulation].generator if event.manipulation else None,
+                "generator": generator,
                 "source": None if event.manipulation else device,
                 "variant": clip.variant,
-                "variant_of": None if clip.variant == "original" else event.clips[0].path,
+                "variant_of": original,
             }
             rows.append(row)
     return pl.DataFrame(rows, infer_schema_length=None)
@@ -331,7 +338,8 @@ def _vary(frames: Planes, variant: str, seed: str) -> Planes:
     if variant == "reencode":
         return frames
     share = rng.choice([0.75, 0.85, 1.2]) if variant == "rescale" else rng.uniform(0.86, 0.94)
-    h, w = 4 * round(height * share / 4), 4 * round(width * share / 4)
+    h = 4 * round(height * share / 4)
+    w = 4 * round(width * share / 4)
     if variant == "crop":
         top, left = (2 * int(rng.integers(0, (side - part) // 2 + 1)) for side, part in ((height, h), (width, w)))
     varied = np.empty((len(frames), h * 3 // 2, w), np.uint8)

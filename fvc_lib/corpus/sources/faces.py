@@ -193,7 +193,8 @@ def read_celeb_df(folder: Path) -> Listing:
         DataError: ``Celeb-real`` is missing, or the list has a malformed line.
     """
     _require(folder, "Celeb-DF", "Celeb-real")
-    tests, parts = folder / "List_of_testing_videos.txt", dict[str, str]()
+    tests = folder / "List_of_testing_videos.txt"
+    parts = dict[str, str]()
     if tests.is_file():
         with annotations(tests) as text:
             parts = {path_to_text(path): "test" for _, path in map(str.split, filter(str.strip, text.splitlines()))}

@@ -137,7 +137,8 @@ def read_manifest(manifest: Path) -> Listing:
     """
     files, rejections = CorpusFiles(manifest.parent), Rejections()
     kinds = [(name,) for name in ("manipulation", "platform", "generator", "case")]
-    needed, optional = (_PATHS, ("label",)), (GROUP_COLUMNS, SOURCE_COLUMNS, SPLIT_COLUMNS, *kinds)
+    needed = (_PATHS, ("label",))
+    optional = (GROUP_COLUMNS, SOURCE_COLUMNS, SPLIT_COLUMNS, *kinds)
     table = read_label_table(manifest).renamed(READING.get().columns, [*chain(*needed, *optional)])
     others = table.further_columns(needed, optional)
     rows = list[Entry]()

@@ -123,7 +123,8 @@ def _build(options: TrunkOptions) -> PictureTrunk:
     def renamed(found: dict[str, Tensor]) -> dict[str, Tensor]:
         """Give the tensors of the package's file, which are in the order of this network, its names."""
         given = [name for name in found if not name.startswith(CLASS_LAYERS)]
-        names = dict(zip(given, own, strict=True)) if len(given) == len(own) and not own.keys() <= found.keys() else {}
+        has_other_names = len(given) == len(own) and not own.keys() <= found.keys()
+        names = dict(zip(given, own, strict=True)) if has_other_names else {}
         return {names.get(name, name): tensor for name, tensor in found.items()}
 
     return PictureTrunk(

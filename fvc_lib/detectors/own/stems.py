@@ -74,7 +74,8 @@ def _motion(luma: Tensor, cell: int) -> Tensor:
         return torch.stack([steps, steps], dim=2)
     differences = (luma[:, 1:] - luma[:, :-1]).abs_().clamp_(max=_MOTION_TRUNCATION)
     steps = (torch.log1p(_cells(differences, cell)) - _MOTION_ZERO) / _MOTION_SPREAD
-    previous, following = torch.cat([steps[:, :1], steps], 1), torch.cat([steps, steps[:, -1:]], 1)
+    previous = torch.cat([steps[:, :1], steps], 1)
+    following = torch.cat([steps, steps[:, -1:]], 1)
     return torch.stack([previous, following], dim=2)
 
 
@@ -95,7 +96,8 @@ def _cells(maps: Tensor, cell: int) -> Tensor:
 
     Rows are summed first, in one pass over contiguous memory. This is three times as fast as ``avg_pool2d``.
     """
-    height, width = maps.shape[-2] // cell, maps.shape[-1] // cell
+    height = maps.shape[-2] // cell
+    width = maps.shape[-1] // cell
     maps = maps[..., : height * cell, : width * cell]
     rows = maps.reshape(*maps.shape[:-2], height, cell, -1).sum(-2)
     return rows.reshape(*rows.shape[:-1], width, cell).sum(-1) / cell**2
@@ -124,7 +126,8 @@ def pixel_maps(frames: Tensor, cell: int) -> Tensor:
     changes = torch.cat([torch.zeros_like(colours[:, :1]), colours[:, 1:] - colours[:, :-1]], dim=1)
     seen = torch.cat([(colours - _PIXEL_ZERO) / _PIXEL_SPREAD, changes / _CHANGE_SPREAD], dim=2).transpose(1, 2)
     height, width = seen.shape[-2:]
-    rows, columns = _places(height, seen.device)[:, None], _places(width, seen.device)[None, :]
+    rows = _places(height, seen.device)[:, None]
+    columns = _places(width, seen.device)[None, :]
     places = torch.stack([rows.expand(height, width), columns.expand(height, width)])
     return torch.cat([seen, places[None, :, None].expand(batch, -1, num_frames, -1, -1)], dim=1).contiguous()
 

@@ -48,9 +48,9 @@ class Attention(nn.Module):
             hidden: bool that broadcasts to (B, Q, K), true where a query must not see a key. Every query must see at
                 least one key. None: nothing is hidden.
         """
+        projected = (self.query(asking), self.key(seen), self.value(seen))
         queries, keys, values = (
-            states.unflatten(2, (self._heads, -1)).transpose(1, 2)
-            for states in (self.query(asking), self.key(seen), self.value(seen))
+            states.unflatten(2, (self._heads, -1)).transpose(1, 2) for states in projected
         )  # (B, heads, positions, W / heads)
         scores = queries @ keys.transpose(2, 3) * (1 / queries.shape[-1] ** 0.5)
         if hidden is not None:

@@ -201,16 +201,19 @@ def select(
     threshold = 0.5
     if has_both and is_calibrated:  # tables hold no threshold above 1
         threshold = min(1.0, threshold_at(operating_point(point), checked, scores))
+    loss = log_loss(checked, scores)
+    uncalibrated_loss = log_loss(checked, probabilities(logits, 1.0))
+    accuracy = balanced_accuracy(checked, decide(scores, threshold)) if has_both else None
     return Selection(
         num_epochs=num_epochs,
         best_epoch=best_epoch,
         validation_loss=validation_loss,
         prior_logit=prior_logit,
         temperature=temperature,
-        log_loss=log_loss(checked, scores),
-        log_loss_uncalibrated=log_loss(checked, probabilities(logits, 1.0)),
+        log_loss=loss,
+        log_loss_uncalibrated=uncalibrated_loss,
         threshold=threshold,
-        balanced_accuracy=balanced_accuracy(checked, decide(scores, threshold)) if has_both else None,
+        balanced_accuracy=accuracy,
         num_videos=checked.size,
         num_groups=num_groups,
         num_real=int((checked == 0).sum()),

@@ -217,7 +217,8 @@ def trained_class(config: RunConfig, source: Source, weights: Mapping[str, Tenso
     """
     families = ", ".join(dict.fromkeys(column.family for column in source.columns))
     note = f"{len(source.columns):,} features of {families}; fitted in one piece, on the CPU"
-    name, file = f"{classical.__name__}:{config.model}", str(classical.__file__)
+    name = f"{classical.__name__}:{config.model}"
+    file = str(classical.__file__)
     number = sum(tensor.numel() for tensor in (weights or {}).values() if tensor.is_floating_point())
     return TrainedClass(name, file, num_parameters=number, notes=(note,))
 
@@ -345,7 +346,8 @@ def logits_of(config: RunConfig, arrays: Arrays, values: FloatArray) -> FloatArr
     Of a model with several views, ``arrays`` may hold only some of them, and ``values`` then have only their columns.
     The result is the part of the weighted mean that these views contribute.
     """
-    model, views = model_of(config), dict.fromkeys(name.partition("/")[0] for name in arrays if "/" in name)
+    model = model_of(config)
+    views = dict.fromkeys(name.partition("/")[0] for name in arrays if "/" in name)
     if not views:
         return model.logits(arrays, values)
     logits = np.zeros(len(values))
@@ -394,7 +396,8 @@ def fitted(
     labels = labels_of(train)
     weights = np.array(data.class_weights(train) if config.class_balance == "loss" else (1.0, 1.0))[labels]
     judged = np.array([not row.is_pseudo_fake for row in train])
-    folds, views = data.inner_folds(train, INNER_FOLDS, config.seed), dict[str, Found]()
+    folds = data.inner_folds(train, INNER_FOLDS, config.seed)
+    views = dict[str, Found]()
     sizes = Counter(column.view for column in source.columns)
     parts = np.split(source.of(train), np.cumsum([*sizes.values()])[:-1], axis=-1)
     for view, values in zip(sizes, parts, strict=True):
@@ -406,11 +409,10 @@ def fitted(
     # The features of a view with a tiny spread hardly vary. It gets no weight, since its noise would be blown up.
     shares = np.where(spreads > spreads.max() / 10, 1 / np.maximum(spreads, 1e-12), 0.0) + 1e-12
     shares /= shares.sum()
-    arrays = {
-        f"{view}/{name}": array
-        for (view, found), share in zip(views.items(), shares, strict=True)
-        for name, array in {**found.arrays, "share": np.array([share])}.items()
-    }
+    arrays: Arrays = {}
+    for (view, found), share in zip(views.items(), shares, strict=True):
+        of_view = {**found.arrays, "share": np.array([share])}
+        arrays |= {f"{view}/{name}": array for name, array in of_view.items()}
     logits = shares @ held_out
     best = Candidate(views[_FRAMES].best.settings, held_out_loss(labels[judged], logits, weights[judged]))
     return Found(arrays, best, (best,), logits)

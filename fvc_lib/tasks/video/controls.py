@@ -262,7 +262,8 @@ def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
     The number of folds stays. The reals are shuffled and assigned to the folds in turn, then the fakes. The result does
     not depend on the order of rows.
     """
-    ordered, generator = folds.sort("video_id"), np.random.default_rng(seed)
+    ordered = folds.sort("video_id")
+    generator = np.random.default_rng(seed)
     is_fake = fake_labels(ordered)
     dealt = np.concatenate([generator.permutation(np.flatnonzero(is_fake == label)) for label in (0, 1)])
     turns = np.argsort(dealt)  # the position of every video in the order of assignment
@@ -537,7 +538,8 @@ def margin_over_floor(scored: pl.DataFrame, reals: pl.DataFrame, config: RunConf
         reals: the control's scores of some of these videos, labelled by source (``control_scores``).
         config: gives replicates, confidence and seed.
     """
-    rows, sources = scored["video_id"].search_sorted(reals["video_id"]).to_numpy(), fake_labels(reals)
+    rows = scored["video_id"].search_sorted(reals["video_id"]).to_numpy()
+    sources = fake_labels(reals)
     of_model, values = _auc(scored)
     of_control, control_values = _auc(reals)
 
@@ -588,7 +590,8 @@ def real_source_floor(index: pl.DataFrame, predictions: pl.DataFrame, config: Ru
     if beyond_chance <= floor.value - 0.5:
         return floor
     # Exchange the labels of the two sources in every fold whose AUC is below 0.5, separately for every target.
-    parts, exchanged = [], pl.col("label").replace_strict(LABELS, LABELS[::-1])
+    parts = []
+    exchanged = pl.col("label").replace_strict(LABELS, LABELS[::-1])
     for part in judged.partition_by([name for name in ("target", "fold") if name in judged.columns]):
         leans_back = roc_auc(fake_labels(part), part["score"].to_numpy()) < 0.5
         parts.append(part.with_columns(label=exchanged) if leans_back else part)

@@ -174,9 +174,10 @@ def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[C
 
     A video gives its original, then ``augmentations_per_video`` copies.
     """
+    facts = videos.sort("video_id").select("video_id", "label", "group_id")
     return tuple(
         ClipRow(video_id, index, LABELS.index(label), group_id)
-        for video_id, label, group_id in videos.sort("video_id").select("video_id", "label", "group_id").iter_rows()
+        for video_id, label, group_id in facts.iter_rows()
         for index in range(augmentations_per_video + 1)
     )
 
@@ -359,7 +360,8 @@ def with_counterparts(clips: FoldClips, index: pl.DataFrame) -> FoldClips:
     Raises:
         DataError: no training fake has a counterpart in the training part.
     """
-    alike, trained = ["group_id", "num_frames", "width", "height"], {row.video_id for row in clips.train}
+    alike = ["group_id", "num_frames", "width", "height"]
+    trained = {row.video_id for row in clips.train}
     videos = index.select("video_id", "label", *alike).filter(pl.col("video_id").is_in(trained))
     reals = videos.filter(label="real").group_by(alike).agg(real=pl.col("video_id").min())
     pairs = videos.filter(label="fake").join(reals, on=alike)
@@ -390,7 +392,8 @@ def control_clips(
         config: which controls are wanted.
         clips: the parts that the model is trained, validated and tested on.
     """
-    fold, controls = clips.fold, dict[str, FoldClips]()
+    fold = clips.fold
+    controls = dict[str, FoldClips]()
     if fold is None:
         return controls
     for name, is_wanted in (
@@ -401,7 +404,8 @@ def control_clips(
             continue
         try:
             if name == SHUFFLED_LABELS:
-                relabelled, used = rows.shuffled(stable_seed("control", config.seed)), config
+                relabelled = rows.shuffled(stable_seed("control", config.seed))
+                used = config
             else:
                 relabelled = of_two_sources(rows, index(), config, fold, clips.missing)
                 used = config.model_copy(update={"self_blended": 0})  # label 1 is a source of reals here
@@ -470,7 +474,8 @@ def inner_parts(clips: FoldClips, seed: int) -> list[FoldClips]:
     that is trained on the first gives held-out logits of the second.
     The test part of a result stays sealed: choices of such a network do not open it.
     """
-    part_of, parts = inner_folds(clips.train, INNER_PARTS, seed), list[FoldClips]()
+    part_of = inner_folds(clips.train, INNER_PARTS, seed)
+    parts = list[FoldClips]()
     for part in range(INNER_PARTS):
         train, held_out = list[ClipRow](), list[ClipRow]()
         for row, its_part in zip(clips.train, part_of, strict=True):

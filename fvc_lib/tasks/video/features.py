@@ -144,7 +144,9 @@ def with_features(
     clips = [(*clip, number) for clip in made if source.has(*clip) for number in range(config.clips_per_video)]
     if trunk is None or trunk.weights is None or not clips:
         return source
-    weights, seeing, num_frames = trunk.weights, trunk.eval().to(device), config.clips.num_frames
+    weights = trunk.weights
+    seeing = trunk.eval().to(device)
+    num_frames = config.clips.num_frames
     length, width = _computed(seeing, source, clips[:1], num_frames, device, 1).shape[1:]
     folder = ClipStore.of(config).decode_folder / f"features_{_identity(trunk, source, config, device)[:32]}"
     featured = FeatureSource(source, folder, (length, width))

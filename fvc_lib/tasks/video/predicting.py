@@ -392,7 +392,8 @@ class VideoDetector(Predictor):
         for finding in found:
             if not finding.logits:
                 return replace(finding, is_known=False)
-        odds, detectors = np.array([finding.logits for finding in found]), record.detector_of_member
+        odds = np.array([finding.logits for finding in found])
+        detectors = record.detector_of_member
         return replace(lead, logits=tuple(of_ensemble(odds.T, detectors).tolist()))
 
     def _looked_at(self, files: Sequence[Path], workers: int) -> Generator[Finding]:
@@ -430,7 +431,8 @@ class VideoDetector(Predictor):
                     if scored.position in unscored:
                         yield unscored[scored.position]
                         continue
-                    probed, unfamiliar = probes[scored.position], reasons[scored.position]
+                    probed = probes[scored.position]
+                    unfamiliar = reasons[scored.position]
                     if distance is not None:
                         quantiles = distance.quantiles({fold: rows[None] for fold, rows in scored.features.items()})
                         unfamiliar += distance.reasons(float(quantiles[0]))
@@ -569,13 +571,14 @@ def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
             "-p model FILE.py:CLASS."
         )
     training, chosen = outcome.training, outcome.training.selection
+    again = command_text("--force", "04b" if more else "04", "--resume", paths.root)
     trained = Trained(
         name=f"{paths.run_id}, {name_of(fold)}",
         config=config,
         weights=folder / BEST,
         digest=training.best_weights,
         network=outcome.network,
-        remedy=f"Train it again: {command_text('--force', '04b' if more else '04', '--resume', paths.root)}",
+        remedy=f"Train it again: {again}",
     )
     return FoldNetwork(trained, chosen.prior_logit, training.temperature, chosen.base_rate, outcome.device)
 
@@ -655,7 +658,8 @@ def write_features(paths: RunPaths, *, final: bool = False) -> None:
     except CellNetworkError as error:
         print(error)
         return
-    networks, distance = detector.networks, distance_of(detector.networks, detector.known)
+    networks = detector.networks
+    distance = distance_of(detector.networks, detector.known)
     arrays = distance.arrays() if distance else {}
     arrays[_WEIGHTS] = np.frombuffer(networks.digests, np.uint8)
     with atomic_output(paths.final_features if final else paths.test_features) as temporary:

@@ -112,7 +112,8 @@ def forensic_features(path: Path, config: RunConfig) -> pl.DataFrame:
     Raises:
         DataError: there is no table, or it lacks a family that ``config`` names.
     """
-    table, family_of = read_table(path, FEATURES).sort("video_id"), families_of(config)
+    table = read_table(path, FEATURES).sort("video_id")
+    family_of = families_of(config)
     names = [name for name in table.columns if name in family_of]
     lacking = sorted(set(family_of.values()) - {family_of[name] for name in names})
     if lacking:
@@ -212,7 +213,8 @@ def kfold_results(
     check_predictions(folds, predictions, left_out=left_out, labels_were_shuffled=config.shuffle_labels)
     predictions = predictions.sort("video_id")
     judged = predictions.select("video_id", "group_id", "label", "fold")  # with shuffle_labels, shuffled labels
-    model, trainings = with_targets(with_cases(predictions, index), protocol), trainings_of(protocol, config, left_out)
+    model = with_targets(with_cases(predictions, index), protocol)
+    trainings = trainings_of(protocol, config, left_out)
     rows = _source_rows(MODEL, model, METRIC_NAMES + MODEL_ONLY_NAMES, config)
     found = all_controls(index, judged, predictions, seed=config.seed, trainings=trainings, has_bars=sees_bars(config))
     for source, scored in found.items():
@@ -401,15 +403,15 @@ def check_predictions(
     check_folds(folds)
     due = folds.filter(~pl.col("video_id").is_in(sorted(left_out)))
     same = ["video_id"] if labels_were_shuffled else ["video_id", "label"]
+    repeated = predictions.filter(pl.col("video_id").is_duplicated())
+    missing = due.join(predictions, on="video_id", how="anti")
+    unknown = predictions.join(due, on=same, how="anti")
+    moved = predictions.join(due, on=["video_id", "fold", "group_id"], how="anti")
     for kind, rows, what in (
-        (LeakageError, predictions.filter(pl.col("video_id").is_duplicated()), "videos are predicted more than once"),
-        (DataError, due.join(predictions, on="video_id", how="anti"), "videos of the folds have no prediction"),
-        (DataError, predictions.join(due, on=same, how="anti"), "videos are not in the folds, or with another label"),
-        (
-            LeakageError,
-            predictions.join(due, on=["video_id", "fold", "group_id"], how="anti"),
-            "videos are predicted in another fold or group than their own",
-        ),
+        (LeakageError, repeated, "videos are predicted more than once"),
+        (DataError, missing, "videos of the folds have no prediction"),
+        (DataError, unknown, "videos are not in the folds, or with another label"),
+        (LeakageError, moved, "videos are predicted in another fold or group than their own"),
     ):
         if rows.height:
             first = rows["video_id"].min()
@@ -429,7 +431,8 @@ def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
     """
     calibrated = name.removesuffix(UNCALIBRATED)
     scores = scored["score"].to_numpy() if name == calibrated else probabilities(scored["logit"].to_numpy(), 1.0)
-    thresholds, folds = scored["threshold"].to_numpy(), scored["fold"].to_numpy()
+    thresholds = scored["threshold"].to_numpy()
+    folds = scored["fold"].to_numpy()
     return measure_over_folds(calibrated, scores, thresholds, folds, targets_of(scored))
 
 
@@ -592,7 +595,8 @@ def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFram
     for name, part, metric in (
         ("fake", fakes, share_called_fake), ("real", reals, share_called_fake), ("precision", decided, precision)
     ):  # fmt: skip
-        called, groups = part["called"].to_numpy(), part["group_id"].to_list()
+        called = part["called"].to_numpy()
+        groups = part["group_id"].to_list()
         interval = group_interval(fake_labels(part), called, groups, metric, **interval_settings(config))
         share, low, high, total, num_groups = interval.row()
         rows.append((name, int(called.sum()), int(total - called.sum()), share, low, high, num_groups))

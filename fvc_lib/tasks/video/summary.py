@@ -124,8 +124,10 @@ def score_outer_fold(
     Raises:
         DataError: a logit of a test video is not finite.
     """
-    chosen, rows = summary.selection, clips.test.open(summary.recorded)
-    labels, logits = np.array([row.label for row in rows]), logits_of(rows) + chosen.prior_logit
+    chosen = summary.selection
+    rows = clips.test.open(summary.recorded)
+    labels = np.array([row.label for row in rows])
+    logits = logits_of(rows) + chosen.prior_logit
     lost = [row.video_id for row, finite in zip(rows, np.isfinite(logits), strict=True) if not finite]
     if lost:
         raise DataError(
@@ -149,11 +151,13 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
     shuffled = scored.get(SHUFFLED_LABELS)
     sources = scored.get(REAL_SOURCES)
     chosen, rows = model.summary.selection, model.rows
-    source_score, source_label = dict[str, float](), dict[str, int]()
+    source_score = dict[str, float]()
+    source_label = dict[str, int]()
     if sources is not None:
         ids = [row.video_id for row in sources.rows]
         source_score = dict(zip(ids, sources.scores.tolist(), strict=True))
         source_label = {row.video_id: row.label for row in sources.rows}
+    control_label = [LABELS[row.label] for row in shuffled.rows] if shuffled else None
     columns = {
         "video_id": [row.video_id for row in rows],
         "group_id": [row.group_id for row in rows],
@@ -164,7 +168,7 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
         "logit": model.logits,
         "temperature": chosen.temperature,
         "control_score": shuffled.scores if shuffled else None,
-        "control_label": [LABELS[row.label] for row in shuffled.rows] if shuffled else None,
+        "control_label": control_label,
         "source_score": [source_score.get(row.video_id) for row in rows],
         "source_label": [source_label.get(row.video_id) for row in rows],
     }

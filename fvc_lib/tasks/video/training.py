@@ -197,11 +197,13 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any
             was deleted; or ``wavelet_bands`` finds no fake with a real counterpart.
     """
     table = read_table(paths.folds, FOLDS) if config.protocol == KFOLD else read_table(paths.protocol, PROTOCOL)
-    rows, known = data.rows_to_train_on(table, config, fold), list[tuple[str, int]]()
+    rows = data.rows_to_train_on(table, config, fold)
+    known = list[tuple[str, int]]()
     source: Any = None
     if config.of_features != "forensic":
         made = read_table(paths.augmented_metadata, AUGMENTED)
-        source, known = data.open_clips(config, made), data.made_clips(made)
+        source = data.open_clips(config, made)
+        known = data.made_clips(made)
     gone = sorted({video_id for video_id, number in known if not source.has(video_id, number)})
     if config.of_features in ("forensic", "both"):
         measured = classical.FeatureTable(forensic_features(paths.features, config), config)
@@ -314,7 +316,8 @@ class VideoTask:
         """Return the class-weighted sum of cross-entropy and penalty over the batch, and the sum of the weights."""
         labels = batch.tensors.get("target", batch.tensors["label"])
         real, fake = self._weights
-        as_real, as_fake = real * (1 - labels), fake * labels
+        as_real = real * (1 - labels)
+        as_fake = fake * labels
         weights = as_real + as_fake
         share = self._config.label_smoothing / 2  # of a sample's weight that its other class gets
         targets = ((1 - share) * as_fake + share * as_real) / weights
@@ -396,7 +399,8 @@ def _training(
     ``build`` builds the network; None: the one that ``config.model`` names.
     """
     clips, number = parts[""], config.clips_per_video
-    fold, inner_parts = clips.fold, {name: _inner_parts(name, of, config) for name, of in parts.items()}
+    fold = clips.fold
+    inner_parts = {name: _inner_parts(name, of, config) for name, of in parts.items()}
     all_parts = dict[str, FoldClips]()
     for name, of in parts.items():
         all_parts |= {name: of, **inner_parts[name]}
@@ -419,13 +423,15 @@ def _training(
 
         return _finished(paths, fold, summaries, inner, score)
 
+    model_name = config.model if build is None else getattr(build, "__name__", "a network of a notebook cell")
+    to_train = [Network(_task(source, of, config, build), of.fingerprint, name) for name, of in all_parts.items()]
     return Training(
         stage=_stage_of(fold),
         fold=fold,
-        model_name=config.model if build is None else getattr(build, "__name__", "a network of a notebook cell"),
+        model_name=model_name,
         settings=engine_settings(config, fold),
         parameters={"fold": fold, **config.training_values()},
-        networks=[Network(_task(source, of, config, build), of.fingerprint, name) for name, of in all_parts.items()],
+        networks=to_train,
         sizes=_sizes(clips),
         finish=finish,
         outputs=[_output_of(paths, fold)],
@@ -504,7 +510,8 @@ def _with_features(paths: RunPaths, config: RunConfig, source: Any, place: float
     """
     made = data.made_clips(read_table(paths.augmented_metadata, AUGMENTED))
     device = resolve_device(config.device, "off").device
-    stop, report = options.get("stop") or (lambda: False), options.get("progress") or not_reported
+    stop = options.get("stop") or (lambda: False)
+    report = options.get("progress") or not_reported
     counted = partial(report, what="features of clips")
     return with_features(source, made, config, device, begin=place / config.num_trainings, stop=stop, progress=counted)
 
@@ -536,7 +543,8 @@ def choose(
         ``(recorded, logits)``: the record of the choice, without which the sealed ``clips.test`` cannot be opened, and
         the logits of the N videos with the prior logit added, float64 (N,).
     """
-    state, labels = trained.state, np.array([row.label for row in clips.validation])
+    state = trained.state
+    labels = np.array([row.label for row in clips.validation])
     prior = data.prior_logit(clips.train, config.class_balance)
     logits = outputs + prior
     epoch = 0 if config.cross_fits else state.best_epoch
@@ -631,8 +639,10 @@ def _training_on_features(
     """Return the training of a model on features, which has no steps: it is fitted, scored and tested at the end."""
     clip_source, parts = _read_clips(paths, config, fold)
     clips, stage = parts[""], _stage_of(fold)
-    log, memory = options["metric_log"], options.get("memory") or NoObserver()
-    stop, report = options.get("stop") or (lambda: False), options.get("progress") or not_reported
+    log = options["metric_log"]
+    memory = options.get("memory") or NoObserver()
+    stop = options.get("stop") or (lambda: False)
+    report = options.get("progress") or not_reported
 
     def finish(_: Sequence[TrainedNetwork]) -> Finished[TrainingSummary]:
         paths.stage_checkpoint(stage, fold).unlink(missing_ok=True)  # it lists files that are written from here on

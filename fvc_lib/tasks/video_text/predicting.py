@@ -144,9 +144,9 @@ class VideoTextPredictor(OneNetwork):
         """
         tensors = text_tensors(self._tokenizer, self._texts, self.config)
         with self._computing():
-            parts = [
-                joint.of_texts({name: rows[first : first + _TEXTS_AT_ONCE].to(self.compute.device)
-                                for name, rows in tensors.items()})
-                for first in range(0, len(self._texts), _TEXTS_AT_ONCE)
-            ]  # fmt: skip
+            parts = []
+            for first in range(0, len(self._texts), _TEXTS_AT_ONCE):
+                some = slice(first, first + _TEXTS_AT_ONCE)
+                batch = {name: rows[some].to(self.compute.device) for name, rows in tensors.items()}
+                parts.append(joint.of_texts(batch))
         return torch.cat(parts).float().cpu()

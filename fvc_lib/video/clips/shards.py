@@ -210,7 +210,8 @@ class ClipShards:
 
     def _checked(self, entry: ShardEntry) -> list[FilePart]:
         """Return the ``.npy`` members of a shard, one per clip, after checking its SHA-256 and all its members."""
-        path, header = self.folder / entry.name, clip_header(self.shape)
+        path = self.folder / entry.name
+        header = clip_header(self.shape)
         try:
             is_whole = sha256_of_file(path) == entry.sha256
             members = contents_of(path).members

@@ -204,7 +204,8 @@ class ClipStore:
             ValueError: ``frames`` has another type or shape.
         """
         check_part(frames, self.shape, first)
-        path, name = self.clip_path(video_id, augmentation_index), hash((video_id, augmentation_index))
+        path = self.clip_path(video_id, augmentation_index)
+        name = hash((video_id, augmentation_index))
         try:
             if name not in self._checked:
                 check_digest(path)

@@ -53,7 +53,8 @@ def make_original(item: Item, more: Callable[[Path], dict[str, Any]] | None = No
     def make() -> dict[str, Any]:
         with _prepared(item) as path:
             if view == PLAIN_VIEW:
-                frames, seen = decode_clip(path, item["num_frames"], item["fixed_size"]).frames, list[SeenClip]()
+                frames = decode_clip(path, item["num_frames"], item["fixed_size"]).frames
+                seen = list[SeenClip]()
             else:
                 frames, seen = decode_view(path, item["num_frames"], item["fixed_size"], view)
             found = more(path) if more else {}

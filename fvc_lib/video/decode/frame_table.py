@@ -113,8 +113,10 @@ def read_frame_table(source: VideoSource) -> FrameTable:
         TruncatedVideo: no packet could be read, because reading failed or data are missing.
         CorruptVideo: no packet could be read, though no fault was found.
     """
-    is_hidden, is_mp4 = _HIDDEN_PACKETS.get(source.codec_name), source.container_name == "mov"
-    is_h264, extradata = source.codec_name == "h264", source.stream.codec_context.extradata or b""
+    is_hidden = _HIDDEN_PACKETS.get(source.codec_name)
+    is_mp4 = source.container_name == "mov"
+    is_h264 = source.codec_name == "h264"
+    extradata = source.stream.codec_context.extradata or b""
     pts, dts, num_bytes = array("q"), array("q"), array("q")  # packed: there may be a million packets
     is_key = array("b")
     is_closed = array("b")
@@ -140,6 +142,7 @@ def read_frame_table(source: VideoSource) -> FrameTable:
     if not pts:
         raise (TruncatedVideo if damage else CorruptVideo)(source.path, damage or "it opens, but holds no frame")
     stores_pts = source.container_name in _STORES_PTS
+    doubt = _doubt_of_codec(source, stores_pts, of_packets[0], min(num_bytes)) or _doubt_of_times(*of_packets)
     return FrameTable(
         pts=of_packets[0],
         dts=np.array(dts, np.int64),
@@ -147,7 +150,7 @@ def read_frame_table(source: VideoSource) -> FrameTable:
         is_key=of_packets[1],
         is_closed=np.array(is_closed, bool),
         is_shown=of_packets[2],
-        doubt=_doubt_of_codec(source, stores_pts, of_packets[0], min(num_bytes)) or _doubt_of_times(*of_packets),
+        doubt=doubt,
         stores_pts=stores_pts,
         damage=damage,
     )

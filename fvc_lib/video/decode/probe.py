@@ -56,20 +56,23 @@ def packet_facts(table: FrameTable, time_base: Fraction | None) -> PacketFacts:
         time_base: seconds per unit of the packets' times; None if the times are not meaningful, as for pictures.
     """
     low, median, high = np.percentile(table.num_bytes, (10, 50, 90)).tolist()
-    of_keys, of_others = table.num_bytes[table.is_key], table.num_bytes[~table.is_key]
+    of_keys = table.num_bytes[table.is_key]
+    of_others = table.num_bytes[~table.is_key]
     distances = np.diff(np.flatnonzero(table.is_key))
     has_times = table.stores_pts and not (table.pts == NO_PTS).any()
     rates = _bits_of_whole_seconds(table, time_base)
+    key_bytes_ratio = float(of_keys.mean() / of_others.mean()) if of_keys.size and of_others.size else None
+    reordered_share = float((np.diff(table.pts) < 0).sum() / len(table.pts)) if has_times else None
     return PacketFacts(
         packet_bytes_mean=float(table.num_bytes.mean()),
         packet_bytes_std=float(table.num_bytes.std()),
         packet_bytes_p10=low,
         packet_bytes_median=median,
         packet_bytes_p90=high,
-        key_bytes_ratio=float(of_keys.mean() / of_others.mean()) if of_keys.size and of_others.size else None,
+        key_bytes_ratio=key_bytes_ratio,
         key_distance_mean=float(distances.mean()) if distances.size else None,
         key_distance_max=float(distances.max()) if distances.size else None,
-        reordered_share=float((np.diff(table.pts) < 0).sum() / len(table.pts)) if has_times else None,
+        reordered_share=reordered_share,
         bits_per_second_std=float(rates.std()) if rates.size > 1 else None,
         bits_per_second_max=float(rates.max()) if rates.size > 1 else None,
     )
@@ -164,7 +167,9 @@ def probe_and_decode(
         is_timed = not num_pictures and not container.endswith(("_pipe", "image2"))  # their demuxers invent a rate
         time_base = opened.stream.time_base if is_timed else None
         rate = float(opened.stream.average_rate or 0) if is_timed else 0.0
-        sink, seconds = (done := decode(opened, table, sink_of)).sink, done.seconds
+        done = decode(opened, table, sink_of)
+        sink = done.sink
+        seconds = done.seconds
     num_frames = len(seconds)
     if num_pictures and num_frames != num_pictures:
         raise CorruptVideo(path, f"of its {num_pictures} pictures {num_frames} are decoded")

@@ -133,7 +133,8 @@ def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixe
     """
     places, stride = clip_places(view, num_frames, decoded.num_source_frames)
     box = decoded.content
-    frames, seen = np.empty((*places.shape, 3, side, side), np.uint8), []
+    frames = np.empty((*places.shape, 3, side, side), np.uint8)
+    seen = []
     for number, own in enumerate(np.searchsorted(decoded.frame_indices, places)):
         is_short = view.stride and places[number, -1] - places[number, 0] < int(view.stride * (num_frames - 1))
         note = f"the video is too short for stride {view.stride:.4g}" if is_short else ""
@@ -188,7 +189,8 @@ def decoded_side(path: Path, num_frames: int, side: int, view: View) -> int:
     with open_video(path, thorough=True) as opened:
         context = opened.stream.codec_context
         sides = (context.width * (opened.sample_aspect_ratio or Fraction(1)), Fraction(context.height))
-    shorter, longer = max(Fraction(1), min(sides)), max(Fraction(1), *sides)
+    shorter = max(Fraction(1), min(sides))
+    longer = max(Fraction(1), *sides)
     if view.crop:
         bounded = math.isqrt(_CROP_BYTES // (3 * num_frames * view.clips))
         return max(side, min(_CROP_SIDE, bounded, round(longer)))
@@ -222,7 +224,8 @@ def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, b
         across, down = (view.share, 1.0) if width > height else (1.0, view.share)
         box = np.array([(1 - across) / 2 * width, (1 - down) / 2 * height, across * width, down * height])
         return np.stack([cut_out(picture, box, side) for picture in pictures]), np.tile(box, (len(pictures), 1)), True
-    top, left = round((height - side) / 2), round((width - side) / 2)
+    top = round((height - side) / 2)
+    left = round((width - side) / 2)
     padded = np.pad(pictures, ((0, 0), (0, 0), (max(0, -top), side), (max(0, -left), side)))
     top, left = max(0, top), max(0, left)
     # Contiguous, because a window is written to its file as one block of memory.

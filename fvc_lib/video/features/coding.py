@@ -294,7 +294,8 @@ def measure_repeats(run: Run) -> dict[str, Values]:
 
     If the run has no tiles, all features except ``equal`` are empty arrays.
     """
-    num_pairs, num_tiles = len(run.luma) - 1, run.luma.shape[1]
+    num_pairs = len(run.luma) - 1
+    num_tiles = run.luma.shape[1]
     tiles = np.abs(run.luma[1:] - run.luma[:-1]).mean((2, 3))  # (L - 1, N)
     equal = ((run.small[1:] == run.small[:-1]).all((1, 2)) & (tiles == 0).all(1)).astype(np.float64)
     if not num_tiles:

@@ -253,7 +253,8 @@ def _correlation(residual: Float32, down: int, right: int) -> Float32:
     A tile whose residual is 0 everywhere gives NaN.
     """
     height, width = residual.shape[1:]
-    one, other = residual[:, : height - down, : width - right], residual[:, down:, right:]
+    one = residual[:, : height - down, : width - right]
+    other = residual[:, down:, right:]
     product = np.einsum("nij,nij->n", one, other)
     scale = np.einsum("nij,nij->n", one, one) + np.einsum("nij,nij->n", other, other)
     has_any = scale > _NO_RESIDUAL * height * width

@@ -331,11 +331,13 @@ def _luma(frame: VideoFrame, reformatter: VideoReformatter) -> tuple[Float32, Fl
     blocks of pixels, float32 (h, w).
     """
     corners = tile_corners(frame.height, frame.width)
-    name, bits = frame.format.name, frame.format.components[0].bits
+    name = frame.format.name
+    bits = frame.format.components[0].bits
     is_planar = frame.format.is_planar or len(frame.format.components) == 1
     has_luma = name.startswith(("yuv", "gray")) and not name.startswith(("grayf", "yuvy", "yuvg")) and is_planar
     if has_luma and 8 <= bits <= 16 and not frame.format.is_big_endian and frame.planes[0].line_size > 0:
-        plane, scale = _plane(frame, 0, bits), np.float32(2.0 ** (8 - bits))
+        plane = _plane(frame, 0, bits)
+        scale = np.float32(2.0 ** (8 - bits))
         return _tiles(plane, corners) * scale, _small(plane) * scale
     planar = reformatter.reformat(frame, format="gbrp", interpolation=int(SCALER), threads=1)
     planes = [_plane(planar, number, 8) for number in (2, 0, 1)]  # red, green, blue

@@ -112,7 +112,8 @@ def measure_features(
     answers = run_isolated(MEASURE_FUNCTION, items, workers=workers, timeout_seconds=seconds)
     with closing(answers):
         for done, answer in enumerate(answers, start=num_reused + 1):
-            place, source = places[answer.position], items[answer.position]["source"]
+            place = places[answer.position]
+            source = items[answer.position]["source"]
             died = f"{source!r}: {answer.failure}: {answer.detail}. Re-encode it, or leave it out."
             value = answer.value or {"video_error": died}
             if "measured" in value:

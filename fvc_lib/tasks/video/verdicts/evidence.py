@@ -150,7 +150,8 @@ def file_evidence(
     tell("decoding the whole video", 0, 0)
     try:
         with decoded(networks, path, row["sha256"]) as (windows, frames, forensic):
-            clips, picture = frames[windows.stored[: windows.num_clips]], _picture(windows)
+            clips = frames[windows.stored[: windows.num_clips]]
+            picture = _picture(windows)
             found.clips = np.ascontiguousarray(clips[picture])
             found.windows = score_windows(networks, folds, windows, frames, forensic, tell)
             if map_minutes > 0:
@@ -194,7 +195,8 @@ def decoded(
         failure = f"the decoder gave up: {answer.detail}" if answer.failure else failure_of(value)
         if failure:
             raise DataError(failure)
-        num_stored, forensic = int(value.pop("num_stored")), value.pop("forensic")
+        num_stored = int(value.pop("num_stored"))
+        forensic = value.pop("forensic")
         value |= {name: np.array(rows) for name, rows in value.items() if isinstance(rows, list)}
         yield Windows(**value), np.memmap(target, np.uint8, "r", shape=(num_stored, 3, side, side)), forensic
 
@@ -228,7 +230,8 @@ def score_windows(
         forensic: the video's forensic features by column; empty if the networks take none.
         tell: called with the name of the step, the number of windows done and their total.
     """
-    stored, size = found.stored[found.num_clips :], networks.batch_size
+    stored = found.stored[found.num_clips :]
+    size = networks.batch_size
     logits = np.empty((len(stored), len(folds)))
     for first in range(0, len(stored), size):
         tell("judging windows over the whole video", first, len(stored))
@@ -236,7 +239,8 @@ def score_windows(
         logits[first : first + size] = networks.logits(folds, some)
     logits += [networks.forensic_logit(fold, forensic) for fold in folds]
     logits /= [networks.folds[fold].temperature for fold in folds]
-    picture, middles = _picture(found), [frames[row[len(row) // 2]] for row in stored]
+    picture = _picture(found)
+    middles = [frames[row[len(row) // 2]] for row in stored]
     return WindowScores(
         begins=found.begins[found.num_clips :],
         ends=found.ends[found.num_clips :],
@@ -248,7 +252,8 @@ def score_windows(
 
 
 def _note(found: Windows) -> str:
-    places, num_frames = found.places[found.num_clips :], found.num_source_frames
+    places = found.places[found.num_clips :]
+    num_frames = found.num_source_frames
     if len(places) == 1:
         return f"No score over time: the video's {num_frames:,} frames give one window."
     covered = 100 * len(np.unique(places)) / num_frames
@@ -367,7 +372,8 @@ def _deletion_check(mean_logits: Callable[[Masks], Floats], drops: Floats) -> fl
         masks += [rank < count for count in counts[1:-1]]
     begin, end, *inner = mean_logits(masks)
     between = np.reshape(inner, (len(maps), -1))
-    first, last = np.full((len(maps), 1), begin), np.full((len(maps), 1), end)
+    first = np.full((len(maps), 1), begin)
+    last = np.full((len(maps), 1), end)
     curves = np.hstack([first, between, last])
     shares = np.array(counts) / drops.size
     area, *others = np.trapezoid(curves, shares)
@@ -384,7 +390,8 @@ def _elsewhere(drops: Floats) -> Iterator[Floats]:
     """
     height, width = drops.shape[1:]
     down, right = np.indices((height, width))
-    tiles_down, tiles_right = np.minimum(down, height - down), np.minimum(right, width - right)
+    tiles_down = np.minimum(down, height - down)
+    tiles_right = np.minimum(right, width - right)
     far = np.argwhere(np.maximum(tiles_down, tiles_right) >= _FAR)
     shifts = np.random.default_rng(0).permutation(far)
     for shift in shifts[:PLACEMENTS]:

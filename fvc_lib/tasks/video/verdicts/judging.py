@@ -83,7 +83,8 @@ def files_of(named: Sequence[str], kind: Kind = "video", *, folder_is_case: bool
     """
     files: dict[Path, str] = {}
     for text in named:
-        path, cases = Path(text), dict[Path, str]()
+        path = Path(text)
+        cases = dict[Path, str]()
         if text == "-":  # standard input
             lines = sys.stdin.buffer.read().replace(b"\0", b"\n").splitlines()
             paths = [Path(os.fsdecode(line)) for line in lines if line.strip()]
@@ -221,7 +222,8 @@ def case_table(detector: VideoDetector, of_case: Mapping[str, Sequence[Finding]]
         of_case: the findings on the videos of each case.
         rule: the conditions under which a case is called fake or real.
     """
-    rows, how = list[tuple[object, ...]](), detector.config.case_score
+    rows = list[tuple[object, ...]]()
+    how = detector.config.case_score
     for case, findings in of_case.items():
         scored = [found for found in findings if found.logits]
         columns, reasons = dict[str, Any](), ["No video of it has a score."]
@@ -270,7 +272,8 @@ def _table(detector: VideoDetector, findings: Sequence[Finding], rule: Rule) -> 
         findings: the scores of each file, or why it has none.
         rule: the conditions under which a video is called fake or real.
     """
-    known, rows = detector.known, list[dict[str, Any]]()
+    known = detector.known
+    rows = list[dict[str, Any]]()
     answers_to_own = dict(zip(known.tested["content_sha256"], known.answers_to(known.left_out, rule), strict=True))
     new = [found.logits for found in findings if found.logits and not found.is_known]
     answers_to_new = iter(known.answers_to(p_values(known.witnesses, np.array(new)), rule) if new else ())

@@ -100,7 +100,8 @@ def training_ranges(index: pl.DataFrame) -> TrainingRanges:
 
     Percentiles are not interpolated: they are values of a video.
     """
-    videos, ranges = list(index.iter_rows(named=True)), dict[str, list[float]]()
+    videos = list(index.iter_rows(named=True))
+    ranges = dict[str, list[float]]()
     numbers = pl.DataFrame([_numbers(video) for video in videos], infer_schema_length=None).cast(pl.Float64)
     for name, values in numbers.to_dict().items():
         low, high = values.quantile(0.01, "lower"), values.quantile(0.99, "higher")
@@ -234,7 +235,8 @@ class FeatureDistance:
         By fold: ``(videos, distances, votes)``, the last two float64 (N,). A group has one vote, divided equally among
         its videos of all folds.
         """
-        found, all_groups = {}, np.concatenate([*self.groups.values()])
+        found = {}
+        all_groups = np.concatenate([*self.groups.values()])
         for fold, groups in self.groups.items():
             is_same = groups[:, None] == groups
             num_same = (groups[:, None] == all_groups).sum(1)

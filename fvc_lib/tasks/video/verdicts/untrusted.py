@@ -68,9 +68,11 @@ def look(item: dict[str, Any]) -> dict[str, Any]:
         The result of ``probe_file``, with ``forensic``: forensic features by column. If ``make_original`` was called,
         its result is merged in.
     """
-    view, path = View(**item["view"]), Path(item["source"])
+    view = View(**item["view"])
+    path = Path(item["source"])
     num_frames, side = item["num_frames"], item["fixed_size"]
-    of_hash, samples = ((lambda count: uniform_places(count, HASH_FRAMES)), HASH_SIZE), list[SampleSink]()
+    of_hash = ((lambda count: uniform_places(count, HASH_FRAMES)), HASH_SIZE)
+    samples = list[SampleSink]()
 
     def sample(*of_video: Any) -> SampleSink:
         samples.append(SampleSink(*of_video))
@@ -81,7 +83,8 @@ def look(item: dict[str, Any]) -> dict[str, Any]:
             here = at_rate_of(path, view)
             clips = [of_hash, wanted_of(path, num_frames, side, here)]
             probe, (small, wanted) = probe_and_decode(path, clips, sample if item["families"] else None)
-            answer, frames = probed(path, probe, small), seen_of(wanted, num_frames, side, here)[0]
+            answer = probed(path, probe, small)
+            frames = seen_of(wanted, num_frames, side, here)[0]
             if item["crop"] == crop_code(view):  # after the decoding: a user's file may be edited at any time
                 # Not synchronised to the disk, because this clip is read at once and then deleted.
                 with Path(item["target"]).open("wb") as stream:
