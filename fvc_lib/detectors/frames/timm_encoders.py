@@ -63,7 +63,7 @@ def _build(options: TrunkOptions) -> PictureTrunk:
         recomputable=blocks_of(network, "blocks", "stages", "layers"),
         weights=loaded,
     )
-    if is_resized:
+    if is_resized and loaded:
         published = declared.input_size[-1]
         trunk.notes += (f"published for {published} x {published} pixels: positions are resampled, as timm does",)
     return trunk
