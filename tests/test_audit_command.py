@@ -48,7 +48,7 @@ def test_the_example_of_the_docs_answers_as_they_say_on_a_page_that_loads_nothin
         (["scores.csv", "--detectors", "our"], 2, "Did you mean 'ours'"),
         (["scores.csv", "--operating-point", "fpr=5"], 2, "threshold=NUMBER"),
         (["scores.csv", "--corpus", "nowhere"], 2, "no such file or folder"),
-        (["bad.csv"], 3, "the score in column 'score' is 'inf'"),
+        (["bad.csv"], 3, "the score of 'score' is 'inf'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_written(tmp_path, monkeypatch, given, code, words):
