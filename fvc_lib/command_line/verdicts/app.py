@@ -1,19 +1,20 @@
 """``run_notebooks.py app``: a web page that judges videos, for people who do not program.
 
-One process serves the page and judges one video after the other. An upload is deleted when it has been judged; the
-answers are deleted when the visitor leaves the page. The page loads nothing from other servers.
+One process serves the page and judges one video after the other. An upload is deleted when it has been judged, or when
+its visitor leaves. The answer is sent once and not stored. The page loads nothing from other servers.
 """
 
+import asyncio
 import errno
-import itertools
+import json
 import queue
 import re
 import secrets
 import shutil
 import socket
+import tempfile
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,12 +30,11 @@ from fvc_lib.services.errors import FvcError, UsageError
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
-    from starlette.middleware.base import RequestResponseEndpoint
     from starlette.requests import Request
     from starlette.responses import Response
 
 _MEGABYTE = 1_000_000
-_GONE_AFTER = 120.0  # seconds without a request after which a visitor has left; an open page asks every second
+_TELL_SECONDS = 0.5  # between two lines on an upload
 _WORDS = {"fake": "It looks fake", "real": "It looks real"}
 CANNOT_TELL = "We cannot tell"
 _STYLES = "style-src 'unsafe-inline'; img-src data:"
@@ -47,65 +47,33 @@ class Upload:
 
     Attributes:
         path: the stored file, in a folder of its own.
-        state: ``waiting``, ``judging`` or ``done``.
-        step: what is being done, in words; empty if nothing is.
+        step: what is being done, in words; empty while the upload waits, and at the end.
         answer: ``verdict`` (``fake``, ``real``, ``undecided`` or ``no prediction``), ``says`` (the verdict in plain
-            words), ``reasons`` (sentences) and, if there is a score, ``score`` (with its range, as text). If the video
-            was not judged, only ``refused``: the reason. Empty before it is known.
-        page: the HTML page with the evidence; empty if there is none.
+            words), ``reasons`` (sentences) and, if there is a score, ``score`` (with its range, as text) and later
+            ``page`` (the HTML page with the evidence). If the video was not judged, only ``refused``: the reason. Empty
+            before it is known.
+        is_done: whether the answer is complete.
     """
 
     path: Path
-    state: str = "waiting"
     step: str = ""
     answer: dict[str, object] = field(default_factory=dict)
-    page: str = ""
-
-
-@dataclass
-class Visitor:
-    """An open page: its uploads by number, and when it last asked, in seconds of the monotonic clock."""
-
-    uploads: dict[str, Upload] = field(default_factory=dict)
-    seen: float = field(default_factory=time.monotonic)
+    is_done: bool = False
 
 
 class Desk:
-    """The visitors, their uploads, and the queue of uploads to judge.
+    """The queue of uploads to judge.
 
     Args:
         folder: folder for uploads, used by no other process.
         limit_bytes: the largest size of an upload, in bytes.
-        most_visitors: the largest number of open pages.
+        most_visitors: the largest number of uploads at once; a page sends one after the other.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, most_visitors: int) -> None:
         self.folder, self.limit_bytes, self.most_visitors = folder, limit_bytes, most_visitors
-        self.token, self.visitors = secrets.token_urlsafe(24), dict[str, Visitor]()
+        self.token = secrets.token_urlsafe(24)
         self.waiting = queue.Queue[Upload]()
-        self.numbers = itertools.count(1)
-
-    def enter(self) -> str:
-        """Return the key of a new visitor; empty if there are too many. Visitors who are gone are forgotten first."""
-        for key, visitor in list(self.visitors.items()):
-            if time.monotonic() - visitor.seen > _GONE_AFTER:
-                self.leave(key)
-        if len(self.visitors) >= self.most_visitors:
-            return ""
-        key = secrets.token_urlsafe(16)
-        self.visitors[key] = Visitor()
-        return key
-
-    def leave(self, key: str) -> None:
-        """Forget a visitor, and delete the visitor's files. The video that is being judged is deleted afterwards."""
-        for upload in self.visitors.pop(key, Visitor()).uploads.values():
-            if upload.state == "waiting":
-                shutil.rmtree(upload.path.parent, ignore_errors=True)
-
-    def ahead(self, number: str) -> int:
-        """Return the number of uploads, of all visitors, that will be judged before upload ``number``."""
-        uploads = [pair for visitor in self.visitors.values() for pair in visitor.uploads.items()]
-        return sum(int(other) < int(number) and upload.state != "done" for other, upload in uploads)
 
     def judge_all(self, judge: Callable[[Upload], None]) -> None:
         """Judge the uploads one after the other; never returns.
@@ -117,13 +85,26 @@ class Desk:
             upload = self.waiting.get()
             if not upload.path.exists():  # its visitor has left
                 continue
-            upload.state = "judging"
             try:
                 judge(upload)
             except Exception as error:  # noqa: BLE001 - one bad file never ends the page
                 upload.answer = {"refused": str(error) if isinstance(error, FvcError) else repr(error)}
             shutil.rmtree(upload.path.parent, ignore_errors=True)
-            upload.state, upload.step = "done", ""
+            upload.step, upload.is_done = "", True
+
+
+async def _lines_on(upload: Upload) -> AsyncIterator[str]:
+    """Yield the upload's answer and step as lines of JSON until it is done, then delete its file.
+
+    The server closes the iterator when the visitor leaves.
+    """
+    try:
+        while not upload.is_done:
+            yield json.dumps({**upload.answer, "step": upload.step}) + "\n"
+            await asyncio.sleep(_TELL_SECONDS)
+        yield json.dumps({**upload.answer, "is_done": True}) + "\n"
+    finally:
+        shutil.rmtree(upload.path.parent, ignore_errors=True)
 
 
 def _safe_name(name: str) -> str:
@@ -139,89 +120,53 @@ def _safe_name(name: str) -> str:
 def web_app(desk: Desk) -> "Starlette":
     """Return the web application. Every request must have the desk's token in its address.
 
-    ``GET /`` gives the page; ``PUT /video`` stores an upload; ``GET /videos`` says how far the visitor's uploads are;
-    ``GET /page`` gives the evidence on one; ``POST /leave`` forgets the visitor.
+    ``GET /`` gives the page. ``PUT /video`` stores an upload, and says in lines of JSON how far it is until it is
+    judged.
     """
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
-    from starlette.middleware.base import BaseHTTPMiddleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.requests import ClientDisconnect
-    from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
+    from starlette.responses import HTMLResponse, StreamingResponse
     from starlette.routing import Route
 
     from fvc_lib.analysis.pages.page import render
 
-    async def guarded(request: "Request", answer: "RequestResponseEndpoint") -> "Response":
+    def check_token(request: "Request") -> None:
         token = request.query_params.get("token", "").encode()
         if not secrets.compare_digest(token, desk.token.encode()):
-            return PlainTextResponse("Open the whole address that the command printed.", 403)
-        response = await answer(request)
-        response.headers.setdefault("Content-Security-Policy", f"default-src 'none'; {_STYLES}")
-        response.headers.update(_SAFE)
-        return response
+            raise HTTPException(403, "Open the whole address that the command printed.", _SAFE)
 
-    def uploads_of(request: "Request") -> dict[str, Upload]:
-        visitor = desk.visitors.get(request.query_params.get("visitor", ""))
-        if visitor is None:
-            raise HTTPException(404, "This page was open for too long. Load it again.")
-        visitor.seen = time.monotonic()
-        return visitor.uploads
-
-    async def front(_: "Request") -> "Response":
-        key, nonce = desk.enter(), secrets.token_urlsafe(16)
-        if not key:
-            raise HTTPException(503, "Too many people use this page now. Try again in some minutes.")
-        html = render("app.html", nonce=nonce, limit_bytes=desk.limit_bytes, visitor=key)
+    async def front(request: "Request") -> "Response":
+        check_token(request)
+        nonce = secrets.token_urlsafe(16)
         policy = f"default-src 'none'; connect-src 'self'; script-src 'nonce-{nonce}'; {_STYLES}"
-        return HTMLResponse(html, headers={"Content-Security-Policy": policy})
+        html = render("app.html", nonce=nonce, limit_bytes=desk.limit_bytes)
+        return HTMLResponse(html, headers={**_SAFE, "Content-Security-Policy": policy})
 
     async def store(request: "Request") -> "Response":
-        uploads = uploads_of(request)
-        number = str(next(desk.numbers))
-        path = desk.folder / number / _safe_name(request.query_params.get("name", ""))
+        check_token(request)
+        if len(list(desk.folder.iterdir())) >= desk.most_visitors:
+            raise HTTPException(503, "Too many people use this page now. Try again in some minutes.", _SAFE)
+        folder = Path(tempfile.mkdtemp(dir=desk.folder))
+        upload = Upload(folder / _safe_name(request.query_params.get("name", "")))
         try:
-            path.parent.mkdir()
-            with path.open("wb") as target:
+            with upload.path.open("wb") as target:
                 async for piece in request.stream():
                     target.write(piece)
                     if target.tell() > desk.limit_bytes:
                         raise OSError(errno.EFBIG, f"this page takes files of up to {desk.limit_bytes:,} bytes")
         except (ClientDisconnect, OSError) as error:
-            shutil.rmtree(path.parent, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             why = getattr(error, "strerror", None) or "the upload broke off"
-            raise HTTPException(507, f"The file could not be stored: {why}.") from error
-        uploads[number] = Upload(path)
-        desk.waiting.put(uploads[number])
-        return JSONResponse({"number": number})
+            raise HTTPException(507, f"The file could not be stored: {why}.", _SAFE) from error
+        desk.waiting.put(upload)
+        return StreamingResponse(_lines_on(upload), media_type="application/x-ndjson", headers=_SAFE)
 
-    async def answers(request: "Request") -> "Response":
-        found = uploads_of(request)
-        shown = {number: one.answer | {"state": one.state, "step": one.step} for number, one in found.items()}
-        also = {number: {"page": bool(one.page), "ahead": desk.ahead(number)} for number, one in found.items()}
-        return JSONResponse({number: shown[number] | also[number] for number in found})
-
-    async def evidence(request: "Request") -> "Response":
-        upload = uploads_of(request).get(request.query_params.get("number", ""))
-        if upload is None or not upload.page:
-            raise HTTPException(404, "There is no such page.")
-        return HTMLResponse(upload.page)
-
-    async def leave(request: "Request") -> "Response":
-        desk.leave(request.query_params.get("visitor", ""))
-        return PlainTextResponse("")
-
-    routes = [
-        Route("/", front),
-        Route("/video", store, methods=["PUT"]),
-        Route("/videos", answers),
-        Route("/page", evidence),
-        Route("/leave", leave, methods=["POST"]),
-    ]
     # A foreign page whose name leads to this machine is refused.
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
-    return Starlette(routes=routes, middleware=[hosts, Middleware(BaseHTTPMiddleware, dispatch=guarded)])
+    return Starlette(routes=[Route("/", front), Route("/video", store, methods=["PUT"])], middleware=[hosts])
 
 
 def serve(desk: Desk, port: int) -> str:
@@ -245,7 +190,7 @@ def serve(desk: Desk, port: int) -> str:
 @click.argument("model", default="latest")
 @click.option("--port", type=click.IntRange(0, 65535), default=8866, show_default=True, help="0: any that is free.")
 @click.option("--limit-mb", type=click.IntRange(min=1), default=500, show_default=True, help="Largest video, in MB.")
-@click.option("--visitors", type=click.IntRange(min=1), default=8, show_default=True, help="Most pages open at once.")
+@click.option("--visitors", type=click.IntRange(min=1), default=8, show_default=True, help="Most pages that judge at once.")
 @ERROR_RATE
 @click.option("--map-minutes", type=click.FloatRange(min=0), default=3.0, show_default=True, metavar="MINUTES",
               help="Time limit of a video's maps of where it looks fake; 0: none.")  # fmt: skip
@@ -267,7 +212,7 @@ def app(
 
     MODEL is 'latest', a run id, a part of a run id, a run folder, or an exported bundle. The page can be opened on this
     machine only. The printed address holds a token, without which the server refuses every request. Uploads are deleted
-    when they have been judged, answers when the visitor leaves. Ctrl-C ends the server.
+    when they have been judged, and answers are not stored. Ctrl-C ends the server.
 
     \b
     fvc app
@@ -296,7 +241,7 @@ def app(
             upload.answer |= {"score": interval_text(row["score"], row["score_low"], row["score_high"])}
             upload.step = "making the page"
             (page,) = write_video_pages(verdicts, answers, most=1, map_minutes=map_minutes, overview="").values()
-            upload.page = (answers / page).read_text(encoding="utf-8")
+            upload.answer |= {"page": (answers / page).read_text(encoding="utf-8")}
 
     with scratch_folder(detector.config) as uploads:
         desk = Desk(uploads, limit_mb * _MEGABYTE, visitors)
