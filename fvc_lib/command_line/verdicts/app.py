@@ -190,7 +190,7 @@ def serve(desk: Desk, port: int) -> str:
 @click.argument("model", default="latest")
 @click.option("--port", type=click.IntRange(0, 65535), default=8866, show_default=True, help="0: any that is free.")
 @click.option("--limit-mb", type=click.IntRange(min=1), default=500, show_default=True, help="Largest video, in MB.")
-@click.option("--visitors", type=click.IntRange(min=1), default=8, show_default=True, help="Most pages judging at once.")
+@click.option("--visitors", type=click.IntRange(min=1), default=8, show_default=True, help="Pages that judge at once.")
 @ERROR_RATE
 @click.option("--map-minutes", type=click.FloatRange(min=0), default=3.0, show_default=True, metavar="MINUTES",
               help="Time limit of a video's maps of where it looks fake; 0: none.")  # fmt: skip
