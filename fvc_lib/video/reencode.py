@@ -13,18 +13,16 @@ frame nearest in time.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import av
-import av.error
 import numpy as np
 import numpy.typing as npt
 from av.video.frame import VideoFrame
@@ -42,16 +40,15 @@ from fvc_lib.services.atomic_files import (
 from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.errors import UsageError
 from fvc_lib.video.decode.decoding import decode
-from fvc_lib.video.decode.file_parts import sha256_of_video
 from fvc_lib.video.decode.frame_table import IntArray, Seconds, read_frame_table
 from fvc_lib.video.decode.pixels import SCALER, FrameConverter, Orientation
 from fvc_lib.video.decode.source import (
-    UnreadableVideo,
     UnsupportedVideo,
     VideoSource,
     check_size,
+    digest_of_video,
+    ffmpeg_errors,
     open_video,
-    system_reason,
 )
 
 Pixels = npt.NDArray[np.uint8]
@@ -93,11 +90,6 @@ class Recipe:
     every: int = 1
     trim_front: float = 0
     trim_back: float = 0
-
-    @property
-    def is_available(self) -> bool:
-        """Return whether the installed PyAV includes the encoder."""
-        return self.codec in av.codecs_available
 
     @property
     def digest(self) -> str:
@@ -178,20 +170,18 @@ def recipe_named(name: str) -> Recipe:
     """Return the recipe ``name``: one in ``RECIPES``, or a rescaling such as ``rescale_480_at_8``.
 
     Raises:
-        UsageError: there is no such recipe, or the installed PyAV lacks its encoder.
+        UsageError: there is no such recipe.
     """
-    recipe = RECIPES.get(name)
-    if match := _RESCALING.fullmatch(name):
-        base = RECIPES["canonical" if match[1] else "lossless"]
-        height = int(match[2])
-        rate = int(match[3])
-        level = f"{height} rows, {rate} frames a second"
-        recipe = replace(base, name=name, kind="rescale", level=level, height=height, rate=rate)
-    if recipe is None or not recipe.is_available:
-        have = ", ".join(each.name for each in RECIPES.values() if each.is_available)
-        what = "no such recipe" if recipe is None else f"PyAV {av.__version__} has no encoder {recipe.codec}"
-        raise UsageError(f"recipe {name!r}: {what}. Recipes: {have}.")
-    return recipe
+    if name in RECIPES:
+        return RECIPES[name]
+    match = _RESCALING.fullmatch(name)
+    if match is None:
+        raise UsageError(f"recipe {name!r}: no such recipe. Recipes: {', '.join(RECIPES)}.")
+    base = RECIPES["canonical" if match[1] else "lossless"]
+    height = int(match[2])
+    rate = int(match[3])
+    level = f"{height} rows, {rate} frames a second"
+    return replace(base, name=name, kind="rescale", level=level, height=height, rate=rate)
 
 
 # --- Re-encoded files in the cache; their names contain the recipe and the SHA-256 of the source
@@ -218,10 +208,7 @@ def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:
         VideoError: the video cannot be read or encoded.
         OSError: the file cannot be written.
     """
-    try:
-        content_sha256 = sha256_of_video(path)
-    except OSError as error:
-        raise UnreadableVideo(Path(path), system_reason(error)) from error
+    content_sha256 = digest_of_video(Path(path))
     target = reencoded_folder(recipe, cache_dir) / content_sha256[:2] / f"{content_sha256}.mp4"
     record = target.with_suffix(".json")
     if not target.is_file() or sha256_of_file(target) != read_json_object(record).get("sha256"):
@@ -276,7 +263,7 @@ class _Writer:
         self._output, self._source, self._recipe = output, source, recipe
         self._places, self._seconds = recipe.shown(times)
         self.wanted = set(range(len(times)))
-        self._next, self._last_pts = 0, -1
+        self._last_pts = -1
         self._converter = FrameConverter(None, None)  # it also records the orientation
         self._reformatter = VideoReformatter()
         self._stream: VideoStream | None = None
@@ -294,14 +281,14 @@ class _Writer:
         if place is None:
             return
         self.wanted.discard(place)
-        first, self._next = self._next, int(np.searchsorted(self._places, place, side="right"))
-        if first == self._next:
+        shown = self._seconds[self._places == place].tolist()
+        if not shown:
             return
-        with self._encoder_errors():
+        with ffmpeg_errors(self._source.path, UnsupportedVideo):
             stream = self._stream = self._stream or self._begun(frame)
             changed = self._changed(place, frame)
             changed.time_base = _TIME_BASE
-            for seconds in self._seconds[first : self._next].tolist():
+            for seconds in shown:
                 # Times ascend strictly, because players merge two frames with the same time.
                 self._last_pts = max(self._last_pts + 1, round(seconds / _TIME_BASE))
                 changed.pts = self._last_pts
@@ -310,36 +297,28 @@ class _Writer:
     def end(self) -> None:
         """Write the frames that the encoder still holds; call it after the last frame."""
         if self._stream is not None:
-            with self._encoder_errors():
+            with ffmpeg_errors(self._source.path, UnsupportedVideo):
                 self._output.mux(self._stream.encode(None))
-
-    @contextmanager
-    def _encoder_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except av.error.FFmpegError as error:
-            if isinstance(error, OSError) and 0 < (error.errno or 0) < 200 and error.errno != errno.EINVAL:
-                raise OSError(error.errno, error.strerror, error.filename) from error  # an error of the disk
-            detail = f"{self._recipe.codec} does not encode it: {system_reason(error).rstrip('.')}"
-            raise UnsupportedVideo(self._source.path, detail, "Leave it out, or take another recipe.") from error
 
     def _begun(self, frame: VideoFrame) -> VideoStream:
         """Add a stream to the container, with an encoder for frames like ``frame``, and return it."""
         recipe, turned = self._recipe, self._converter.orientation.transposed
-        self._format, *size = self._written_as(frame)
-        self._size = width, height = (size[0], size[1])
+        self._format, self._size = self._written_as(frame)
+        width, height = self._size[::-1] if turned else self._size
         span = float(self._seconds[-1])
         mean = Fraction((len(self._seconds) - 1) / span).limit_denominator(1001) if span > 0 else Fraction(25)
         options = {**dict(recipe.options), **({"crf": str(recipe.crf)} if recipe.crf else dict(_LOSSLESS))}
-        codec = "libx264rgb" if self._format == _RGB else recipe.codec
-        stream = cast(
-            VideoStream, self._output.add_stream(codec, rate=max(Fraction(recipe.rate or mean), Fraction(1, 1001)))
+        stream: VideoStream = self._output.add_stream(
+            "libx264rgb" if self._format == _RGB else recipe.codec,
+            rate=max(Fraction(recipe.rate or mean), Fraction(1, 1001)),
+            options={**options, "flags": f"{options.get('flags', '')}+bitexact"},
+            width=width,
+            height=height,
+            pix_fmt=self._format,
+            time_base=_TIME_BASE,
+            thread_count=1,
         )
-        stream.width, stream.height = (height, width) if turned else (width, height)
-        stream.pix_fmt = self._format
         context = stream.codec_context
-        context.time_base, context.thread_count = _TIME_BASE, 1
-        context.options = {**options, "flags": f"{options.get('flags', '')}+bitexact"}
         aspect = Fraction(1) if recipe.height else self._source.sample_aspect_ratio
         if aspect and aspect > 0:
             context.sample_aspect_ratio = 1 / aspect if turned else aspect
@@ -350,10 +329,11 @@ class _Writer:
             context.color_range = ColorRange.JPEG if is_full else ColorRange.MPEG
         return stream
 
-    def _written_as(self, frame: VideoFrame) -> tuple[str, int, int]:
-        """Return (pixel format, width, height) of the frames to encode.
+    def _written_as(self, frame: VideoFrame) -> tuple[str, tuple[int, int]]:
+        """Return the pixel format and the (width, height) of the frames to encode.
 
-        Width and height are those before frames are turned for display; a quarter turn swaps them.
+        Width and height are those before frames are turned for display; a quarter turn swaps them. With a height in the
+        recipe, the upright picture gets that height, square pixels, and keeps its aspect ratio.
         """
         recipe, name = self._recipe, str(frame.format.name)
         width, height = frame.width, frame.height
@@ -361,32 +341,19 @@ class _Writer:
         is_odd_or_turned = width % 2 or height % 2 or (turned and name != _YUV)
         in_rgb = recipe.strength or (not recipe.crf and is_odd_or_turned)
         if in_rgb and not recipe.is_scaled:
-            return _RGB, width, height
+            return _RGB, (width, height)
+        wide, scale = Fraction(width), recipe.scale
         if recipe.height:
-            width, height = self._rescaled(frame)
-        elif recipe.scale != 1:
-            width, height = (max(2, 2 * round(side * recipe.scale / 2)) for side in (width, height))
-        width -= width % 2
-        height -= height % 2
+            wide *= max(self._source.sample_aspect_ratio or 0, 0) or 1
+            scale = recipe.height / (wide if self._converter.orientation.transposed else Fraction(height))
+        if recipe.is_scaled:
+            width, height = (max(2, 2 * round(side * scale / 2)) for side in (wide, height))
+        check_size(self._source.path, width, height)
+        size = (width - width % 2, height - height % 2)
         if recipe.crf or turned:
-            return _YUV, width, height
+            return _YUV, size
         known = {video_format.name for video_format in av.codec.Codec(recipe.codec, "w").video_formats or ()}
-        return (name if name in known else _YUV if recipe.is_scaled else _RGB), width, height
-
-    def _rescaled(self, frame: VideoFrame) -> tuple[int, int]:
-        """Return the (width, height) to which ``frame`` is scaled, so that the upright picture has the recipe's height.
-
-        The upright picture gets square pixels and keeps its aspect ratio. The result is the size before the frame is
-        turned for display; a quarter turn swaps width and height.
-        """
-        aspect = self._source.sample_aspect_ratio or 0
-        rows = self._recipe.height
-        wide = frame.width * (aspect if aspect > 0 else Fraction(1))
-        high = Fraction(frame.height)
-        turned = self._converter.orientation.transposed
-        columns = max(2, 2 * round(rows * (high / wide if turned else wide / high) / 2))
-        check_size(self._source.path, columns, rows)
-        return (rows, columns) if turned else (columns, rows)
+        return (name if name in known else _YUV if recipe.is_scaled else _RGB), size
 
     def _changed(self, place: int, frame: VideoFrame) -> VideoFrame:
         """Return ``frame`` after the recipe's changes, in the size and pixel format that the encoder takes.

@@ -16,8 +16,7 @@ from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.registry import PLAIN_VIEW, View
 from fvc_lib.video.clips.store import Pixels, crop_code, decode_code, write_clip_file
 from fvc_lib.video.decode.clip import decode_clip
-from fvc_lib.video.decode.file_parts import sha256_of_video
-from fvc_lib.video.decode.source import UnreadableVideo, VideoError, system_reason
+from fvc_lib.video.decode.source import UnreadableVideo, VideoError, digest_of_video
 from fvc_lib.video.decode.views import CropError, SeenClip, decode_view, decode_windows
 from fvc_lib.video.reencode import recipe_named, reencode, reencoded
 
@@ -123,11 +122,7 @@ def as_indexed(item: Item) -> Path:
         UnreadableVideo: the video cannot be read, or its content has changed since it was indexed.
     """
     path = Path(item["source"])
-    try:
-        content = sha256_of_video(path) if item["content_sha256"] else ""
-    except OSError as error:
-        raise UnreadableVideo(path, system_reason(error)) from error
-    if content != item["content_sha256"]:
+    if item["content_sha256"] and digest_of_video(path) != item["content_sha256"]:
         # Otherwise later runs would use this clip as that of the indexed video.
         raise UnreadableVideo(path, "its content has changed since it was indexed; build the index again")
     return path

@@ -24,7 +24,7 @@ from av.video.stream import VideoStream
 
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import FvcError
-from fvc_lib.video.decode.file_parts import FilePart, parts_of, picture_names
+from fvc_lib.video.decode.file_parts import FilePart, parts_of, picture_names, sha256_of_video
 
 # ruff: noqa: N818 - the names describe the video; a suffix "Error" would add nothing
 
@@ -93,6 +93,7 @@ class RefusedVideo(VideoError):
 
 
 MAX_PIXELS = 100_000_000  # of a frame
+_FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # Formats that ffmpeg may open. Playlists are excluded, because they load other files and addresses, and so is plain
 # text, which ffmpeg would draw. Sound formats are included so that the error for a sound file names the reason.
 _CONTAINERS = (
@@ -249,14 +250,28 @@ def check_size(path: Path, width: int, height: int) -> None:
 def ffmpeg_errors(path: Path, kind: type[VideoError]) -> Iterator[None]:
     """Turn errors of ffmpeg in the ``with`` block into ``kind``, and ``MemoryError`` into ``RefusedVideo``.
 
-    ``path`` is the video, for the message. Other errors are not changed.
+    ``path`` is the video, for the message. Other errors are not changed, nor is that of a full disk.
     """
     try:
         yield
     except MemoryError as error:  # raised by ffmpeg, or by numpy for a frame that ffmpeg has decoded
         raise RefusedVideo(path, "its frames need more memory than can be had") from error
     except av.error.FFmpegError as error:
+        if isinstance(error, OSError) and error.errno in _FULL_DISK:
+            raise
         raise kind(path, system_reason(error).rstrip(".")) from error
+
+
+def digest_of_video(path: Path) -> str:
+    """Return the hexadecimal SHA-256 of a video's content (``sha256_of_video``).
+
+    Raises:
+        UnreadableVideo: the file cannot be read.
+    """
+    try:
+        return sha256_of_video(path)
+    except OSError as error:
+        raise UnreadableVideo(path, system_reason(error)) from error
 
 
 def system_reason(error: Exception) -> str:
