@@ -19,7 +19,6 @@ of 1,269 pairs of generated videos and five of 828 pairs of real clips (32 edits
 """
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -457,42 +456,19 @@ class BlockSearch:
     def _one_by_one(self, queries: Codes, first: _Numbers, counts: _Numbers) -> Iterator[tuple[Places, Places]]:
         """Yield near pairs in arrays (queries, entries), both (K,): indices into the sorted queries and entries.
 
-        The candidates of query i are ``counts[i]`` sorted entries from index ``first[i]`` on. For speed, every round
-        compares the same number of entries with every query. Entries that are not candidates are dropped afterwards.
-        The next round compares twice as many further entries, only for queries that have candidates left.
+        The candidates of query i are ``counts[i]`` sorted entries from index ``first[i]`` on. About ``_CANDIDATES`` of
+        them are compared at a time.
         """
-        num_codes = len(self._codes)
         active = np.flatnonzero(counts)
-        done = 0
-        # If entries are spread evenly over the keys, hardly any key has more than ``width`` entries.
-        mean = num_codes / (len(self._starts) - 1)
-        width = min(math.ceil(1 + mean + math.sqrt(mean)), num_codes)
-        first, counts = first[active], counts[active]
-        while len(active):
-            # All overlapping runs of ``width`` neighbours, as items that are copied whole.
-            num_runs = num_codes - width + 1
-            runs = np.ndarray(num_runs, f"V{width * 8}", buffer=self._codes, strides=self._codes.strides)
-            from_place = np.minimum(first + np.int32(done), np.int32(num_runs - 1))
-            at_once = max(1, _CANDIDATES // width)
-            for start in range(0, len(active), at_once):
-                some = slice(start, start + at_once)
-                difference = runs[from_place[some]].view(np.uint64).reshape(-1, width)
-                difference ^= queries[active[some]][:, None]
-                near = np.flatnonzero(np.bitwise_count(difference) <= self._max_bits)
-                if not len(near):
-                    continue
-                row, column = np.divmod(near, width)
-                entry = from_place[some][row] + column
-                begin = first[some][row]
-                is_own = (entry >= begin + done) & (entry < begin + counts[some][row])
-                is_own &= self._is_new(difference.reshape(-1)[near])
-                yield active[some][row[is_own]], entry[is_own]
-            done += width
-            more = counts > done
-            active = active[more]
-            first = first[more]
-            counts = counts[more]
-            width = min(2 * width, num_codes)
+        round_of = np.cumsum(counts[active], dtype=np.int64) // _CANDIDATES
+        for some in np.split(active, np.flatnonzero(np.diff(round_of)) + 1):
+            query = np.repeat(some, counts[some])
+            begin = np.cumsum(counts[some]) - counts[some]
+            entry = np.arange(len(query)) + np.repeat(first[some] - begin, counts[some])
+            difference = queries[query] ^ self._codes[entry]
+            near = np.flatnonzero(np.bitwise_count(difference) <= self._max_bits)
+            near = near[self._is_new(difference[near])]
+            yield query[near], entry[near]
 
     def _is_new(self, difference: Codes) -> Flags:
         is_new = np.ones(difference.shape, np.bool_)
