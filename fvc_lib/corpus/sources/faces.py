@@ -43,9 +43,9 @@ from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections
 from fvc_lib.corpus.listing import CorpusLoader, Listing, listing_of_rows, stated_label
 from fvc_lib.corpus.sources.published import (
     PARTS,
+    PathRules,
     Rule,
     annotations,
-    by_rules,
     entry_of_video,
     first_of,
     folders_in,
@@ -74,30 +74,36 @@ def _require(folder: Path, title: str, name: str) -> None:
 _REAL = r"original_sequences/(?P<source>[^/]+)/(?P<compression>raw|c0|c23|c40)/videos/"
 _FAKE = r"manipulated_sequences/(?P<method>[^/]+)/(?P<compression>raw|c0|c23|c40)/videos/"
 _COMPRESSION = ("compression",)
-FACEFORENSICS_RULES = (
-    Rule(
-        rf"{_REAL}(?P<a>\d{{3}})\.\w+", "real", ("ff++ sequence {a}",), origin="{source}", listed="{a}",
-        attributes=_COMPRESSION,
+FACEFORENSICS = PathRules(
+    "original_sequences/youtube/c23/videos/000.mp4 or manipulated_sequences/Deepfakes/c23/videos/000_003.mp4",
+    (
+        Rule(
+            rf"{_REAL}(?P<a>\d{{3}})\.\w+", "real", ("ff++ sequence {a}",), origin="{source}", listed="{a}",
+            attributes=_COMPRESSION,
+        ),
+        Rule(
+            rf"{_REAL}(?P<a>\d{{2}})__.+\.\w+", "real", ("dfd actor {a}",), origin="{source}",
+            attributes=_COMPRESSION, corpus="DFD",
+        ),
+        Rule(
+            rf"{_FAKE}(?P<a>\d{{3}})_(?P<b>\d{{3}})\.\w+", "fake", ("ff++ sequence {a}", "ff++ sequence {b}"),
+            "{method}", listed="{a}", attributes=_COMPRESSION,
+        ),
+        Rule(
+            rf"{_FAKE}(?P<a>\d{{2}})_(?P<b>\d{{2}})__.+__\w{{8}}\.\w+", "fake", ("dfd actor {a}", "dfd actor {b}"),
+            "{method}", attributes=_COMPRESSION, corpus="DFD",
+        ),
+        Rule(".*/(masks|images)/.*", ""),
     ),
-    Rule(
-        rf"{_REAL}(?P<a>\d{{2}})__.+\.\w+", "real", ("dfd actor {a}",), origin="{source}",
-        attributes=_COMPRESSION, corpus="DFD",
-    ),
-    Rule(
-        rf"{_FAKE}(?P<a>\d{{3}})_(?P<b>\d{{3}})\.\w+", "fake", ("ff++ sequence {a}", "ff++ sequence {b}"), "{method}",
-        listed="{a}", attributes=_COMPRESSION,
-    ),
-    Rule(
-        rf"{_FAKE}(?P<a>\d{{2}})_(?P<b>\d{{2}})__.+__\w{{8}}\.\w+", "fake", ("dfd actor {a}", "dfd actor {b}"),
-        "{method}", attributes=_COMPRESSION, corpus="DFD",
-    ),
-    Rule(".*/(masks|images)/.*", ""),
 )  # fmt: skip
-DEEPERFORENSICS_RULES = (
-    Rule(
-        r"manipulated_videos/(?P<variant>[^/]+)/(?:.*/)?(?P<name>(?P<a>\d{3})_(?P<actor>[MW]\d+)\.\w+)", "fake",
-        ("ff++ sequence {a}", "deeperforensics actor {actor}"), "DeeperForensics", listed="{name}",
-        attributes=("variant",),
+DEEPERFORENSICS = PathRules(
+    "VARIANT/target_actor such as 000_M101.mp4",
+    (
+        Rule(
+            r"manipulated_videos/(?P<variant>[^/]+)/(?:.*/)?(?P<name>(?P<a>\d{3})_(?P<actor>[MW]\d+)\.\w+)", "fake",
+            ("ff++ sequence {a}", "deeperforensics actor {actor}"), "DeeperForensics", listed="{name}",
+            attributes=("variant",),
+        ),
     ),
 )  # fmt: skip
 
@@ -119,9 +125,8 @@ def read_faceforensics(folder: Path) -> Listing:
             "conversion_dict.json is not there: 23 sequences that share their YouTube videos with others stay in "
             "groups of their own. Put it next to original_sequences."
         )
-    wanted = "original_sequences/youtube/c23/videos/000.mp4 or manipulated_sequences/Deepfakes/c23/videos/000_003.mp4"
-    describe = by_rules(FACEFORENSICS_RULES, wanted, parts, also=youtube)
-    return read_published(folder, "faceforensics", ("original_sequences", "manipulated_sequences"), describe, notes)
+    tops = ("original_sequences", "manipulated_sequences")
+    return read_published(folder, "faceforensics", tops, FACEFORENSICS.describe, notes, parts=parts, also=youtube)
 
 
 def _sequences_in(text: str) -> list[str]:
@@ -156,9 +161,10 @@ def read_deeperforensics(folder: Path) -> Listing:
     """
     parts = official_parts(folder, _files_in, "lists/splits/{}.txt", "splits/{}.txt")
     note = "DeeperForensics has fakes only. Its reals are FaceForensics++'s originals at c23: give both corpora."
-    wanted = "VARIANT/target_actor such as 000_M101.mp4"
-    describe = by_rules(DEEPERFORENSICS_RULES, wanted, parts, also=_youtube_groups(folder))
-    return read_published(folder, "deeperforensics", ("manipulated_videos",), describe, [note])
+    return read_published(
+        folder, "deeperforensics", ["manipulated_videos"], DEEPERFORENSICS.describe, [note],
+        parts=parts, also=_youtube_groups(folder),
+    )  # fmt: skip
 
 
 # --- Celeb-DF and Celeb-DF++.
@@ -167,22 +173,26 @@ _SCENARIOS = ("FaceSwap", "FaceReenact", "TalkingFace")
 _FOLDERS = ("Celeb-real", "YouTube-real", "Celeb-synthesis")
 _SYNTHESIS = "Celeb-synthesis/(?:(?P<scenario>FaceSwap|FaceReenact|TalkingFace)/(?P<method>[^/]+)/)"
 _SWAP = r"(?:.*/)?(?P<a>id\d+)_(?P<b>id\d+)_\d+\.\w+"
+_TESTED = "List_of_testing_videos.txt"
 _PEOPLE = ("celeb-df {a}", "celeb-df {b}")
 _SCENARIO = ("scenario",)
-CELEB_DF_RULES = (
-    Rule(r"YouTube-real/(?:.*/)?(?P<a>\d+)\.\w+", "real", ("celeb-df youtube {a}",), origin="youtube"),
-    Rule(r"Celeb-real/(?:.*/)?(?P<a>id\d+)_\d+\.\w+", "real", ("celeb-df {a}",), origin="celebrities"),
-    # The fakes of Celeb-DF v2 that Celeb-DF++ contains.
-    Rule(
-        rf"Celeb-synthesis/(?P<scenario>FaceSwap)/Celeb-DF(?:-v2)?/{_SWAP}", "fake", _PEOPLE, "celeb-df synthesis",
-        attributes=_SCENARIO,
+CELEB_DF = PathRules(
+    "Celeb-real/id0_0000.mp4, YouTube-real/00000.mp4, Celeb-synthesis/id0_id1_0000.mp4 or FaceSwap/METHOD",
+    (
+        Rule(r"YouTube-real/(?:.*/)?(?P<a>\d+)\.\w+", "real", ("celeb-df youtube {a}",), origin="youtube"),
+        Rule(r"Celeb-real/(?:.*/)?(?P<a>id\d+)_\d+\.\w+", "real", ("celeb-df {a}",), origin="celebrities"),
+        # The fakes of Celeb-DF v2 that Celeb-DF++ contains.
+        Rule(
+            rf"Celeb-synthesis/(?P<scenario>FaceSwap)/Celeb-DF(?:-v2)?/{_SWAP}", "fake", _PEOPLE, "celeb-df synthesis",
+            attributes=_SCENARIO,
+        ),
+        Rule(rf"{_SYNTHESIS}{_SWAP}", "fake", _PEOPLE, "{method}", attributes=_SCENARIO),
+        Rule(
+            rf"{_SYNTHESIS}(?:.*/)?(?P<a>id\d+)_\d+_test_\w+\.\w+", "fake", ("celeb-df {a}",), "{method}",
+            attributes=_SCENARIO,
+        ),
+        Rule(rf"Celeb-synthesis/{_SWAP}", "fake", _PEOPLE, "celeb-df synthesis"),
     ),
-    Rule(rf"{_SYNTHESIS}{_SWAP}", "fake", _PEOPLE, "{method}", attributes=_SCENARIO),
-    Rule(
-        rf"{_SYNTHESIS}(?:.*/)?(?P<a>id\d+)_\d+_test_\w+\.\w+", "fake", ("celeb-df {a}",), "{method}",
-        attributes=_SCENARIO,
-    ),
-    Rule(rf"Celeb-synthesis/{_SWAP}", "fake", _PEOPLE, "celeb-df synthesis"),
 )  # fmt: skip
 
 
@@ -193,17 +203,18 @@ def read_celeb_df(folder: Path) -> Listing:
         DataError: ``Celeb-real`` is missing, or the list has a malformed line.
     """
     _require(folder, "Celeb-DF", "Celeb-real")
-    tests = folder / "List_of_testing_videos.txt"
-    parts = dict[str, str]()
-    if tests.is_file():
-        with annotations(tests) as text:
-            parts = {path_to_text(path): "test" for _, path in map(str.split, filter(str.strip, text.splitlines()))}
-    notes = listed_but_absent(folder, tests.name, parts)
+    parts = official_parts(folder, _tested_in, _TESTED)
     is_plus = first_of(folder / "Celeb-synthesis", *_SCENARIOS) is not None
-    rules = [replace(rule, corpus="Celeb-DF++" if is_plus else "") for rule in CELEB_DF_RULES]
-    wanted = "Celeb-real/id0_0000.mp4, YouTube-real/00000.mp4, Celeb-synthesis/id0_id1_0000.mp4 or FaceSwap/METHOD"
-    describe = by_rules(rules, wanted, parts, "train" if parts else None)
-    return read_published(folder, "celeb_df", _FOLDERS, describe, notes)
+    rules = tuple(replace(rule, corpus="Celeb-DF++" if is_plus else "") for rule in CELEB_DF.rules)
+    return read_published(
+        folder, "celeb_df", _FOLDERS, replace(CELEB_DF, rules=rules).describe,
+        listed_but_absent(folder, _TESTED, parts), parts=parts, other_part="train" if parts else None,
+    )  # fmt: skip
+
+
+def _tested_in(text: str) -> list[str]:
+    """Return the paths in the list of Celeb-DF, whose lines are such as ``1 YouTube-real/00170.mp4``."""
+    return [path_to_text(path) for _, path in map(str.split, filter(str.strip, text.splitlines()))]
 
 
 # --- DFDC and its preview.
@@ -341,12 +352,15 @@ def read_fakeavceleb(folder: Path) -> Listing:
 
 _WILD_FOLDERS = ("real_train", "real_test", "fake_train", "fake_test")
 _OUTER = "deepfake_in_the_wild"
-WILD_RULES = tuple(
-    Rule(
-        rf"(?P<top>{label}_(?P<part>train|test))/(?P<archive>[^/]+)/{label}/[^/]+", label,
-        ("wilddeepfake {top} {archive}",), origin, listed="{part}",
-    )
-    for label, origin in (("real", "internet"), ("fake", ""))
+WILDDEEPFAKE = PathRules(
+    "a folder of pictures such as real_train/1/real/3",
+    tuple(
+        Rule(
+            rf"(?P<top>{label}_(?P<part>train|test))/(?P<archive>[^/]+)/{label}/[^/]+", label,
+            ("wilddeepfake {top} {archive}",), origin, listed="{part}",
+        )
+        for label, origin in (("real", "internet"), ("fake", ""))
+    ),
 )  # fmt: skip
 
 
@@ -354,14 +368,13 @@ def read_wilddeepfake(folder: Path) -> Listing:
     """List the videos of WildDeepfake, which are folders of pictures; the top folder states the official part."""
     top = first_of(folder, _OUTER) or folder
     notes = ["Archives are taken for groups, because nothing says which sequences are of one video."]
-    describe = by_rules(WILD_RULES, "a folder of pictures such as real_train/1/real/3", PARTS)
-    return read_published(top, "wilddeepfake", _WILD_FOLDERS, describe, notes, pictures=True)
+    return read_published(top, "wilddeepfake", _WILD_FOLDERS, WILDDEEPFAKE.describe, notes, pictures=True, parts=PARTS)
 
 
 # --- Lists of frames of DeepfakeBench.
 
 _DFDC_RULE = Rule(r"(?:.*/)?dfdc_train_part_(?P<a>\d+)/.*", "fake", ("dfdc part {a}",))
-_GROUPED = by_rules((*FACEFORENSICS_RULES, *CELEB_DF_RULES, _DFDC_RULE), "")
+_GROUPED = PathRules("", (*FACEFORENSICS.rules, *CELEB_DF.rules, _DFDC_RULE))
 
 
 def read_deepfakebench(path: Path) -> Listing:
@@ -410,7 +423,9 @@ def _frames_entry(video: Mapping[str, Any], part: str | None) -> Entry:
     folder = normpath(dirname(first.replace("\\", "/")))
     name = folder.replace("/frames/", "/videos/") + ".mp4"
     ends = (name.split("/", start)[-1] for start in range(name.count("/") + 1))
-    known = [(entry.stated_group or "", *entry.links) for entry in map(_GROUPED, ends) if isinstance(entry, Entry)]
+    known = [
+        (entry.stated_group or "", *entry.links) for entry in map(_GROUPED.describe, ends) if isinstance(entry, Entry)
+    ]
     return entry_of_video(escape_text(folder), label, known[0] if known else (), word, part)
 
 

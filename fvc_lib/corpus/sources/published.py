@@ -24,6 +24,7 @@ from itertools import product
 from pathlib import Path
 from posixpath import dirname
 from types import MappingProxyType
+from typing import Any
 
 from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections, some_of
 from fvc_lib.corpus.listing import CorpusLoader, Listing, attributes_text, listing_of_files
@@ -32,7 +33,7 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
 
 PARTS = {"train": "train", "val": "validation", "test": "test"}  # official part by its name in published lists
-Describe = Callable[[str], Entry | Refusal | None]  # takes an escaped path; returns None to skip it
+Describe = Callable[..., Entry | Refusal | None]  # takes an escaped path and facts; returns None to skip the path
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -62,28 +63,36 @@ class Rule:
     corpus: str = ""
 
 
-def by_rules(
-    rules: Sequence[Rule],
-    wanted: str,
-    parts: Mapping[str, str] = _NOTHING,
-    other_part: str | None = None,
-    also: Mapping[str, str] = _NOTHING,
-) -> Describe:
-    """Return a function that describes the video at a path, by the first of ``rules`` that matches the path.
+@dataclass(frozen=True)
+class PathRules:
+    """The rules for the paths of a corpus.
 
-    The function returns an ``Entry`` (label, groups and other facts), None for a path to skip, or a refusal for a path
-    that no rule matches.
-
-    Args:
-        rules: rules of the corpus.
+    Attributes:
         wanted: examples of valid paths, for the text of a refusal.
-        parts: official part of each video by its name in the lists.
-        other_part: official part of videos that are in no list.
-        also: maps a group to a further group to which all its videos belong.
+        rules: the first rule that matches a path describes its video.
     """
 
-    def describe(path: str) -> Entry | Refusal | None:
-        matches = ((rule, match) for rule in rules if (match := re.fullmatch(rule.pattern, path)))
+    wanted: str
+    rules: tuple[Rule, ...]
+
+    def describe(
+        self,
+        path: str,
+        parts: Mapping[str, str] = _NOTHING,
+        other_part: str | None = None,
+        also: Mapping[str, str] = _NOTHING,
+    ) -> Entry | Refusal | None:
+        """Return the entry (label, groups and other facts) of the video at a path, or None for a path to skip.
+
+        A path that no rule matches gets a refusal.
+
+        Args:
+            path: path of the video, escaped as in tables (``path_to_text``).
+            parts: official part of each video by its name in the lists.
+            other_part: official part of videos that are in no list.
+            also: maps a group to a further group to which all its videos belong.
+        """
+        matches = ((rule, match) for rule in self.rules if (match := re.fullmatch(rule.pattern, path)))
         for rule, match in matches:
             if not rule.label:
                 return None
@@ -93,9 +102,7 @@ def by_rules(
             part = parts.get(rule.listed.format_map(fill), other_part)
             attributes = {name: fill[name] for name in rule.attributes}
             return entry_of_video(path, rule.label, groups, rule.origin.format_map(fill), part, attributes, rule.corpus)
-        return Refusal("unknown_name", f"{path!r}: wanted {wanted}. Restore its published name, or move it away.")
-
-    return describe
+        return Refusal("unknown_name", f"{path!r}: wanted {self.wanted}. Restore its published name, or move it away.")
 
 
 def entry_of_video(
@@ -142,6 +149,7 @@ def read_published(
     notes: Iterable[str] = (),
     *,
     pictures: bool = False,
+    **facts: Any,
 ) -> Listing:
     """List the videos of a published corpus, with the facts that ``describe`` returns for each path.
 
@@ -149,9 +157,10 @@ def read_published(
         root: folder of the corpus.
         kind: name of the loader.
         folders: folders below ``root`` to search; missing ones are skipped.
-        describe: takes a path; returns its entry, or a refusal, or None to skip the file.
+        describe: takes a path and ``facts``; returns the entry, or a refusal, or None to skip the file.
         notes: sentences for the user.
         pictures: whether the videos are folders of pictures instead of files.
+        facts: further arguments of ``describe``, such as ``parts`` of ``PathRules.describe``.
     """
     files = CorpusFiles(root)
     rejections = Rejections()
@@ -161,7 +170,7 @@ def read_published(
     rejections.rows = [row for row in rejections.rows if not row[0].endswith(lists)]
     for path in dict.fromkeys(map(dirname, found) if pictures else found):
         text = path_to_text(path)
-        described = describe(text)
+        described = describe(text, **facts)
         refusal = files.check(path) if isinstance(described, Entry) else described
         if refusal is not None:
             rejections.add_file(text, refusal)
@@ -222,7 +231,7 @@ def official_parts(folder: Path, names_in: Callable[[str], Iterable[str]], *patt
     """Map the name of each video in the three lists of an official split to its part: train, validation or test.
 
     The first of ``patterns`` for which at least one list exists is used. The result is empty if there is no list. Of a
-    video in several lists the last part counts.
+    video in several lists the last part counts. A pattern without ``{}`` names a list of the test part alone.
 
     Args:
         folder: folder of the corpus.
@@ -271,39 +280,48 @@ def folders_in(folder: Path) -> list[str]:
 
 _VALIDATION = "GenVideo-Val"
 _TOP = r"(?P<top>(?:(?!Real/|Fake/)[^/]+/)?)"
-GENVIDEO_RULES = (
-    Rule(rf"{_TOP}Real/(?P<source>[^/]+)/.+", "real", origin="{source}", listed="{top}"),
-    Rule(rf"{_TOP}Real/[^/]+", "real", origin="genvideo real", listed="{top}"),
-    Rule(rf"{_TOP}Fake/(?P<model>[^/]+)/.+", "fake", origin="{model}", listed="{top}"),
+GENVIDEO = PathRules(
+    "Fake/GENERATOR/NAME.mp4",
+    (
+        Rule(rf"{_TOP}Real/(?P<source>[^/]+)/.+", "real", origin="{source}", listed="{top}"),
+        Rule(rf"{_TOP}Real/[^/]+", "real", origin="genvideo real", listed="{top}"),
+        Rule(rf"{_TOP}Fake/(?P<model>[^/]+)/.+", "fake", origin="{model}", listed="{top}"),
+    ),
 )
 _REALS = r"(?P<pair>Pair[12])/(?P<source>(?i:vript|hd_vg_130m))/(?:.*/)?"
 # Rules for numbered names come first: 00012_a_boy_x begins with 11 characters before "_x", as a name with a YouTube id.
-GENVIDBENCH_RULES = (
-    Rule(
-        r"(?P<pair>Pair2)/(?P<source>(?i:vript|hd_vg_130m))/(?:.*/)?0*(?P<number>\d+)[._ -][^/]*", "real",
-        ("genvidbench Pair2 prompt {number}",), origin="{source}", listed="{pair}",
+GENVIDBENCH = PathRules(
+    "Pair1/SOURCE/NAME.mp4",
+    (
+        Rule(
+            r"(?P<pair>Pair2)/(?P<source>(?i:vript|hd_vg_130m))/(?:.*/)?0*(?P<number>\d+)[._ -][^/]*", "real",
+            ("genvidbench Pair2 prompt {number}",), origin="{source}", listed="{pair}",
+        ),
+        Rule(
+            r"(?P<pair>Pair2)/(?P<source>[^/]+)/(?:.*/)?0*(?P<number>\d+)[._ -][^/]*", "fake",
+            ("genvidbench Pair2 prompt {number}",), "{source}", listed="{pair}",
+        ),
+        Rule(
+            _REALS + r"(?P<youtube>(?!\d{11})[A-Za-z0-9_-]{11})[._ -][^/]*", "real", ("youtube {youtube}",),
+            origin="{source}", listed="{pair}",
+        ),
+        Rule(_REALS + "[^/]+", "real", origin="{source}", listed="{pair}"),
+        Rule(r"(?P<pair>Pair[12])/(?P<source>[^/]+)/.+", "fake", origin="{source}", listed="{pair}"),
     ),
-    Rule(
-        r"(?P<pair>Pair2)/(?P<source>[^/]+)/(?:.*/)?0*(?P<number>\d+)[._ -][^/]*", "fake",
-        ("genvidbench Pair2 prompt {number}",), "{source}", listed="{pair}",
-    ),
-    Rule(
-        _REALS + r"(?P<youtube>(?!\d{11})[A-Za-z0-9_-]{11})[._ -][^/]*", "real", ("youtube {youtube}",),
-        origin="{source}", listed="{pair}",
-    ),
-    Rule(_REALS + "[^/]+", "real", origin="{source}", listed="{pair}"),
-    Rule(r"(?P<pair>Pair[12])/(?P<source>[^/]+)/.+", "fake", origin="{source}", listed="{pair}"),
 )  # fmt: skip
 _CLIP = r"/(?:.*/)?(?P<name>(?P<youtube>[A-Za-z0-9_-]{11})_\S+)\.\w+"
-AIGVDBENCH_RULES = (
-    Rule(f"Real{_CLIP}", "real", ("youtube {youtube}",), origin="youtube", listed="{name}"),
-    Rule(
-        f"(?P<access>Open)Source/(?P<mode>T2V|I2V|V2V)/(?P<model>[^/]+){_CLIP}", "fake", ("youtube {youtube}",),
-        "{model}", listed="{name}", attributes=("access", "mode"),
-    ),
-    Rule(
-        f"(?P<access>Closed)Source/(?P<model>[^/]+){_CLIP}", "fake", ("youtube {youtube}",), "{model}",
-        listed="{name}", attributes=("access",),
+AIGVDBENCH = PathRules(
+    "Real/YouTubeID_clip_AtoB.mp4, OpenSource/T2V/MODEL/NAME.mp4 or ClosedSource/MODEL/NAME.mp4",
+    (
+        Rule(f"Real{_CLIP}", "real", ("youtube {youtube}",), origin="youtube", listed="{name}"),
+        Rule(
+            f"(?P<access>Open)Source/(?P<mode>T2V|I2V|V2V)/(?P<model>[^/]+){_CLIP}", "fake", ("youtube {youtube}",),
+            "{model}", listed="{name}", attributes=("access", "mode"),
+        ),
+        Rule(
+            f"(?P<access>Closed)Source/(?P<model>[^/]+){_CLIP}", "fake", ("youtube {youtube}",), "{model}",
+            listed="{name}", attributes=("access",),
+        ),
     ),
 )  # fmt: skip
 
@@ -312,15 +330,16 @@ def read_genvideo(folder: Path) -> Listing:
     """List the videos of GenVideo in ``Real/`` and ``Fake/GENERATOR/``, of ``folder`` and of its direct subfolders."""
     tops = ["", *(f"{name}/" for name in folders_in(folder) if name not in ("Real", "Fake"))]
     other = "test" if folder.name == _VALIDATION else "train" if f"{_VALIDATION}/" in tops else None
-    describe = by_rules(GENVIDEO_RULES, "Fake/GENERATOR/NAME.mp4", {f"{_VALIDATION}/": "test"}, other)
     walked = [f"{top}{name}" for top in tops for name in ("Real", "Fake")]
-    return read_published(folder, "genvideo", walked, describe, ["Groups are made by looks alone: no list has any."])
+    notes = ["Groups are made by looks alone: no list has any."]
+    parts = {f"{_VALIDATION}/": "test"}
+    return read_published(folder, "genvideo", walked, GENVIDEO.describe, notes, parts=parts, other_part=other)
 
 
 def read_genvidbench(folder: Path) -> Listing:
     """List the videos of GenVidBench: Pair1 is the training part and Pair2 the test part, as the authors use them."""
     parts = {"Pair1": "train", "Pair2": "test"}
-    return read_published(folder, "genvidbench", parts, by_rules(GENVIDBENCH_RULES, "Pair1/SOURCE/NAME.mp4", parts))
+    return read_published(folder, "genvidbench", parts, GENVIDBENCH.describe, parts=parts)
 
 
 def _clips_in(text: str) -> list[str]:
@@ -338,9 +357,8 @@ def read_aigvdbench(folder: Path) -> Listing:
         DataError: one of the three lists is missing, or a row of a list has no ``Video_id``.
     """
     parts = official_parts(folder, _clips_in, "{}.jsonl", "lists/{}.jsonl", "jsonl/{}.jsonl")
-    wanted = "Real/YouTubeID_clip_AtoB.mp4, OpenSource/T2V/MODEL/NAME.mp4 or ClosedSource/MODEL/NAME.mp4"
     tops = ("Real", "OpenSource", "ClosedSource")
-    return read_published(folder, "aigvdbench", tops, by_rules(AIGVDBENCH_RULES, wanted, parts))
+    return read_published(folder, "aigvdbench", tops, AIGVDBENCH.describe, parts=parts)
 
 
 CORPORA.register(
