@@ -205,7 +205,11 @@ def check_folds(folds: pl.DataFrame, leaking: Collection[str] = ()) -> None:
     _refuse_leaks(folds, "fold", leaking)
 
 
-def _refuse_leaks(rows: pl.DataFrame, column: str, leaking: Collection[str]) -> None:
+def _refuse_divided(rows: pl.DataFrame, column: str, leaking: Collection[str] = ()) -> None:
+    """Raise ``LeakageError`` if a group of ``rows`` (column ``group_id``) has several values of ``column``.
+
+    ``leaking`` names the groups for which that is allowed.
+    """
     groups = rows.filter(~pl.col("group_id").is_in(sorted(leaking))).group_by("group_id")
     ends = groups.agg(first=pl.col(column).min(), last=pl.col(column).max())
     divided = ends.filter(pl.col("first") != pl.col("last")).sort("group_id")
@@ -213,8 +217,12 @@ def _refuse_leaks(rows: pl.DataFrame, column: str, leaking: Collection[str]) -> 
         named = [f"{group!r} in {column}s {first}, {last}" for group, first, last in divided.iter_rows()]
         raise LeakageError(
             f"leakage: {divided.height} groups are in more than one {column}: {'; '.join(named[:_MOST_LISTED])}. Make "
-            "the folds again from the index."
+            f"the folds again from the index; if the corpus states these {column}s, put each group into one of them."
         )
+
+
+def _refuse_leaks(rows: pl.DataFrame, column: str, leaking: Collection[str]) -> None:
+    _refuse_divided(rows, column, leaking)
     twice = rows.filter(pl.col("video_id").is_duplicated())["video_id"].unique().sort().to_list()
     if twice:
         raise LeakageError(f"leakage: {len(twice)} videos are listed twice: {some_of(twice)}. Make the folds again.")
@@ -345,28 +353,22 @@ def split_parts(
     Raises:
         LeakageError: a group is in two parts of the official split; the groups are listed.
     """
-    table = pl.DataFrame({"group": groups}).with_columns(
+    table = pl.DataFrame({"group_id": groups}).with_columns(
         # The prefix "=" makes sure that no stratum has the empty name, which stands for None.
         stratum=("=" + pl.Series(strata, dtype=pl.String)).fill_null(""),
         part=pl.Series(official, dtype=pl.String),
     )
-    parts = pl.col("part").drop_nulls().unique().sort()
-    table = table.group_by("group").agg(pl.len().alias("rows"), pl.col("stratum").mode().min(), parts).sort("group")
-    divided = table.filter(pl.col("part").list.len() > 1)
-    if divided.height:
-        named = [f"{group!r} in {' and '.join(part)}" for group, part in divided.select("group", "part").iter_rows()]
-        raise LeakageError(
-            f"leakage: the official split divides {divided.height} groups: {'; '.join(named[:_MOST_LISTED])}. Put each "
-            "of them into one part, or leave the split away so that one is made."
-        )
-    table = table.with_columns(pl.col("part").list.first())
+    _refuse_divided(table.drop_nulls("part"), "part")
+    own_part = pl.col("part").drop_nulls().first()
+    table = table.group_by("group_id").agg(pl.len().alias("rows"), pl.col("stratum").mode().min(), own_part)
+    table = table.sort("group_id")
     stated = table["part"].drop_nulls().to_list()
     table = table.with_columns(pl.col("part").fill_null("train"))
-    part_of, rows_of = (dict(table.select("group", name).iter_rows()) for name in ("part", "rows"))
+    part_of, rows_of = (dict(table.select("group_id", name).iter_rows()) for name in ("part", "rows"))
     missing = [part for part in _SHARES if part not in stated]
     free = table.filter(part="train")
     for (stratum,), of_stratum in free.group_by("stratum", maintain_order=True):
-        left = sorted(of_stratum["group"], key=lambda group: (rows_of[group], _hash(seed, "order", group)))
+        left = sorted(of_stratum["group_id"], key=lambda group: (rows_of[group], _hash(seed, "order", group)))
         if len(left) <= len(missing):
             continue
         for number, part in enumerate(missing):
@@ -381,7 +383,7 @@ def split_parts(
             left = [group for group in left if part_of[group] == "train"]
     notes = [f"The corpus's own split is kept: {counts_text(stated)} groups."] if stated else []
     if missing:
-        notes.append(f"Divided by seed: {counts_text(part_of[group] for group in free['group'])} groups.")
+        notes.append(f"Divided by seed: {counts_text(part_of[group] for group in free['group_id'])} groups.")
     made = tuple(part_of[group] for group in groups)
     sources = tuple("official" if part == own else "made" for part, own in zip(made, official, strict=True))
     return PartSplit(made, sources, tuple(notes))

@@ -88,7 +88,9 @@ def read_score_table(
     table, notes = read_label_table(path), list[str]()
     table = table.renamed(columns or {}, [*chain(*_COLUMNS.values()), "detector", ONE_DETECTOR])
     name, columns_of = table.name, _columns(table)
-    cells = _where(name, _cells(table), where or {}, notes)
+    cells = _cells(table)
+    if where:
+        cells = _where(name, cells, where, notes)
     no_text = pl.lit(None, pl.String)
     facts = {fact: pl.coalesce(*columns, no_text) for fact, columns in columns_of.items()}
     others = pl.exclude("row", "word", *chain(*columns_of.values()))
@@ -146,10 +148,9 @@ def _columns(table: LabelTable) -> dict[str, list[str]]:
     lower = {column.lower(): column for column in table.columns}
     found = {fact: [lower[name] for name in names if name in lower] for fact, names in _COLUMNS.items()}
     if lacking := [_COLUMNS[fact][0] for fact in ("video_id", "label") if not found[fact]]:
-        near = did_you_mean(lacking[0], table.columns)
         raise UsageError(
-            f"{table.name}: wanted a column {lacking[0]!r}, found {some_of(table.columns)}.{near} Say which it is: "
-            f"--columns {lacking[0]}=NAME."
+            f"{table.name}: wanted a column {lacking[0]!r}, found {some_of(table.columns)}."
+            f"{did_you_mean(lacking[0], table.columns)} Say which it is: --columns {lacking[0]}=NAME."
         )
     return found
 
@@ -179,15 +180,16 @@ def _where(name: str, cells: pl.DataFrame, where: Mapping[str, str], notes: list
         UsageError: there is no such column, or no row with all these values.
     """
     if unknown := [column for column in where if column not in cells.columns]:
-        near = did_you_mean(unknown[0], cells.columns)
-        raise UsageError(f"{name}: no column {unknown[0]!r} for --where; found {some_of(cells.columns[1:])}.{near}")
+        raise UsageError(
+            f"{name}: no column {unknown[0]!r} for --where; found {some_of(cells.columns[1:])}."
+            f"{did_you_mean(unknown[0], cells.columns)}"
+        )
     wanted = ", ".join(map("=".join, where.items()))
-    rows = cells.filter(*(pl.col(column) == value for column, value in where.items())) if where else cells
+    rows = cells.filter(*(pl.col(column) == value for column, value in where.items()))
     if rows.is_empty():
         values = "; ".join(f"{column} has {counts_text(cells[column].drop_nulls())}" for column in where)
         raise UsageError(f"{name}: no row with {wanted}; the column {values}.")
-    if where:
-        notes.append(f"{rows.height:,} of {cells.height:,} rows are read: {wanted}.")
+    notes.append(f"{rows.height:,} of {cells.height:,} rows are read: {wanted}.")
     return rows
 
 
@@ -261,8 +263,7 @@ def _scores(name: str, cells: pl.DataFrame, wanted: Sequence[str], notes: list[s
             "detector; --detectors selects a column with another name."
         )
     if unknown := [each for each in wanted if each not in found]:
-        near = did_you_mean(unknown[0], found)
-        raise UsageError(f"{name}: no detector {unknown[0]!r}; found {some_of(found)}.{near}")
+        raise UsageError(f"{name}: no detector {unknown[0]!r}; found {some_of(found)}.{did_you_mean(unknown[0], found)}")
     return long.filter(pl.col("detector").is_in(list(wanted or found)))
 
 

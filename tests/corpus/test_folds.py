@@ -257,6 +257,6 @@ def test_what_a_part_cannot_be_made_of_stays_where_it_is(rows: Rows, parts: list
 
 
 def test_a_group_on_both_sides_of_an_official_split_is_a_leak() -> None:
-    with pytest.raises(LeakageError, match=r"divides 1 groups: 'x' in test and train") as error:
+    with pytest.raises(LeakageError, match=r"1 groups .* 'x' in parts test, train.*put each group into one") as error:
         split_parts(["x", "x", "y"], ["a", "a", None], ["train", "test", None], seed=0)
     assert error.value.exit_code == 3
