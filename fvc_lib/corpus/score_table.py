@@ -263,7 +263,9 @@ def _scores(name: str, cells: pl.DataFrame, wanted: Sequence[str], notes: list[s
             "detector; --detectors selects a column with another name."
         )
     if unknown := [each for each in wanted if each not in found]:
-        raise UsageError(f"{name}: no detector {unknown[0]!r}; found {some_of(found)}.{did_you_mean(unknown[0], found)}")
+        raise UsageError(
+            f"{name}: no detector {unknown[0]!r}; found {some_of(found)}.{did_you_mean(unknown[0], found)}"
+        )
     return long.filter(pl.col("detector").is_in(list(wanted or found)))
 
 

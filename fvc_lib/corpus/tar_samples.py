@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from posixpath import dirname
 
-from fvc_lib.corpus.corpus_files import CorpusFiles, Refusal, Rejections, is_named_as, is_picture, some_of
+from fvc_lib.corpus.corpus_files import CorpusFiles, Refusal, Rejections, is_named_as, some_of
 from fvc_lib.services.atomic_files import message_text, path_to_text
 from fvc_lib.services.run_paths import TAR_SUFFIX, fixed_folder, is_pattern, tars_of
 from fvc_lib.video.decode.file_parts import Contents, contents_of
@@ -65,19 +64,13 @@ def tar_files(corpus: Path, allow_outside: bool | None = None) -> CorpusFiles:
     return CorpusFiles(tar_folder(corpus), "video", allow_outside)
 
 
-def tar_samples(
-    corpus: Path, files: CorpusFiles, rejections: Rejections, *, pictures: bool = False
-) -> tuple[list[TarSample], tuple[str, ...]]:
+def tar_samples(corpus: Path, files: CorpusFiles, rejections: Rejections) -> tuple[list[TarSample], tuple[str, ...]]:
     """Return (samples, notes): every sample in the tars of ``corpus``, and a sentence if tars are damaged.
-
-    With ``pictures``, still pictures without a video of the same key are samples, too. The texts of ``KEY/000.png`` are
-    those of its own key, such as ``KEY/000.cls``. If there are none, the folder's texts are used, such as ``KEY.cls``.
 
     Args:
         corpus: a tar, a folder of tars, or a pattern of paths, such as ``shards/{000..099}.tar``.
         files: access to the files of the corpus (``tar_files``).
         rejections: receives damaged tars, and members that are neither videos nor texts.
-        pictures: whether still pictures are read.
 
     Raises:
         UsageError: the pattern is unusable (see ``run_paths.tars_of``).
@@ -97,27 +90,25 @@ def tar_samples(
         if refusal is not None:
             rejections.add_file(path_to_text(name), refusal)
             damaged.append(name)
-        samples += _samples_of(name, contents, rejections, pictures=pictures)
+        samples += _samples_of(name, contents, rejections)
     note = f"{len(damaged):,} tars cannot be read, or not to their end: {some_of(damaged, 5)}. Fetch them again."
     return samples, (message_text(note),) if damaged else ()
 
 
-def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, pictures: bool) -> Iterator[TarSample]:
+def _samples_of(tar: str, contents: Contents, rejections: Rejections) -> Iterator[TarSample]:
     """Yield the samples of a tar; reject the members that are neither videos nor texts.
 
     Args:
         tar: path of the tar, relative to the corpus.
         contents: members of the tar.
         rejections: receives the rejected members.
-        pictures: see ``tar_samples``.
     """
     videos, texts = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)  # names of members by key
-    with_video = {_key_of(name)[0] for name in contents.members if is_named_as("video", name)}
     for name, member in contents.members.items():
         key, kind = _key_of(name)
         if PurePosixPath(name).name.startswith("."):
             continue  # macOS puts ._clip.mp4 next to clip.mp4
-        if is_named_as("video", name) or (pictures and is_picture(name) and key not in with_video):
+        if is_named_as("video", name):
             videos[key].append(name)
         elif kind in _TEXTS:
             texts[key].append(name)
@@ -125,20 +116,14 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, picture
             why = f"it {member}" if isinstance(member, str) else "no video, .json, .cls or .txt"
             unread = Refusal("unknown_extension", f"{name!r} in {tar} was refused unread: {why}.")
             rejections.add_file(path_to_text(f"{tar}/{name.lstrip('/')}"), unread)
-    # Pictures share the texts of their folder. If the tar is cut within this folder, all its pictures are refused.
-    owner_of = {key: dirname(key) if is_picture(names[0]) else key for key, names in videos.items()}
-    alone = texts.keys() - owner_of.keys() - set(owner_of.values())
-    last = _key_of(contents.last)[0]
-    cut = {last, dirname(last)} if contents.damage else set()
-    for key in (*videos, *sorted(alone)):
-        owner = owner_of.get(key, key)
+    for key in (*videos, *sorted(texts.keys() - videos.keys())):
         cells = dict[str, str]()
         refusal: Refusal | None = None
         try:
-            cells = _read_texts(contents, texts[key] or texts[owner])
+            cells = _read_texts(contents, texts[key])
         except (ValueError, RecursionError, OSError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
             refusal = Refusal("malformed_row", f"{key!r} in {tar}: its texts cannot be read: {error}.")
-        if cut & {key, owner}:
+        if contents.damage and key == _key_of(contents.last)[0]:
             detail = f"{key!r} in {tar}: the tar is cut or damaged within it. Fetch the tar again."
             refusal = Refusal("truncated", detail)
         links = [path_to_text(f"sample {tar}/{key}")] if len(videos[key]) > 1 else []

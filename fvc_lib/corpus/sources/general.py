@@ -198,9 +198,8 @@ def read_tar_shards(corpus: Path) -> Listing:
 
     The label of ``KEY.mp4`` is the content of ``KEY.cls``, or the field ``label``, ``cls``, ``is_fake`` or ``fake`` of
     ``KEY.json``, as ``label_map`` translates it. If a video has several of these, they must agree. Other fields of
-    ``KEY.json`` are read like the columns of a manifest. Pictures ``KEY/000.png``, ``KEY/001.png``, ... are one video.
-    Its label is stated once, as in ``KEY.cls``, or for every picture, as in ``KEY/000.cls``. If the folder has a
-    manifest, the manifest is read instead.
+    ``KEY.json`` are read like the columns of a manifest. If the folder has a manifest, the manifest is read instead.
+    Only a manifest can name folders of pictures in a tar.
 
     Raises:
         UsageError: a pattern of tars or a manifest is unusable (``run_paths.tars_of``, ``read_manifest``).
@@ -210,13 +209,11 @@ def read_tar_shards(corpus: Path) -> Listing:
     if manifests:
         return read_manifest(manifests[0])
     files, rejections = tar_files(corpus), Rejections()
-    samples, notes = tar_samples(corpus, files, rejections, pictures=True)
+    samples, notes = tar_samples(corpus, files, rejections)
     rows = list[Entry]()
     places = list[str | Refusal]()
-    words = list[str]()
     for number, sample in enumerate(samples, start=1):
         stated = {name: word for name in _WORDS if (word := cell_text(sample.cells, name))}
-        words += stated.values()
         labels = {stated_label(word, name) for name, word in stated.items()}
         row, no_part = entry_of(sample.cells, sample.path, next(iter(labels), None), number, "the tars")
         if len(labels) != 1 or (sample.refusal is not None and labels.isdisjoint(LABELS)):
@@ -232,8 +229,7 @@ def read_tar_shards(corpus: Path) -> Listing:
         "manifest.csv next to the tars, with paths like 000.tar/KEY.mp4."
     )
     _require_labels("the tars", rows, remedy)
-    rows, places, of_frames = join_frames(files, rows, places, words, rejections)
-    return listing_of_rows(files, "tar_shards", rows, places, rejections, (*notes, *of_frames))
+    return listing_of_rows(files, "tar_shards", rows, places, rejections, notes)
 
 
 # --- FVC-2018.
