@@ -12,7 +12,6 @@ import re
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -101,25 +100,9 @@ class Rejections:
         return both.sort("path", "row", "reason", "detail", nulls_last=True)
 
 
-@contextmanager
-def written_when_refused(rejections: Rejections, path: AnyPath | None) -> Iterator[None]:
-    """Return a context that writes the REJECTED table to ``path`` if a ``DataError`` is raised inside it.
-
-    The error is raised again, with ``path`` in its message. Nothing is written if ``path`` is None or no row was
-    rejected.
-    """
-    try:
-        yield
-    except DataError as error:
-        if path is None or not rejections.rows:
-            raise
-        write_table(rejections.frame(), REJECTED, path)
-        raise type(error)(f"{error} Why each of {len(rejections.rows):,} rows is not used stands in {path}.") from error
-
-
 def refuse_lost(
     root: AnyPath, what: str, rejected: pl.DataFrame, num_used: int, max_rejected_share: float,
-    no_loss: Iterable[str] = NOT_A_LOSS,
+    no_loss: Iterable[str] = NOT_A_LOSS, rejected_path: AnyPath | None = None,
 ) -> None:  # fmt: skip
     """Raise ``DataError`` if the corpus at ``root`` has nothing usable, or if too large a share of it is lost.
 
@@ -130,6 +113,7 @@ def refuse_lost(
         num_used: number of usable files or rows.
         max_rejected_share: largest allowed value of lost / (lost + usable) rows, 0 to 1.
         no_loss: reasons whose rows do not count as lost.
+        rejected_path: write ``rejected`` here before the error is raised.
 
     Raises:
         DataError: nothing is usable, or too much is lost. The message counts the reasons and shows an example of the
@@ -146,6 +130,9 @@ def refuse_lost(
     problem = too_many if num_used else f"no usable {what}"
     examples = shown.filter(pl.col("reason") == pl.col("reason").mode().min())["detail"]
     advice = f"For example: {examples[0]}" if len(examples) else f"Put {what}s into it."
+    if rejected_path is not None:
+        write_table(rejected, REJECTED, rejected_path)
+        advice += f" Why each of {rejected.height:,} rows is not used stands in {rejected_path}."
     raise DataError(f"corpus {str(root)!r}: {problem} ({reasons_text(shown)}). {advice}")
 
 

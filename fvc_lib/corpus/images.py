@@ -34,7 +34,6 @@ from fvc_lib.corpus.corpus_files import (
     Rejections,
     refuse_lost,
     some_of,
-    written_when_refused,
 )
 from fvc_lib.corpus.folds import split_parts
 from fvc_lib.corpus.index import video_ids
@@ -69,7 +68,6 @@ class ImageListing:
     images: list[ListedImage] = field(default_factory=list)  # images that may be usable; none was opened
     rejections: Rejections = field(default_factory=Rejections)  # images and rows that are not used
     units: dict[str, str] = field(default_factory=dict)  # unit of each target by its name; empty text: no unit
-    notes: list[str] = field(default_factory=list)  # sentences for the user
 
     def add(self, image: ListedImage, refusal: Refusal | None) -> None:
         """Add an image, or reject it if there is a refusal."""
@@ -175,8 +173,10 @@ _DISH_UNITS = {"calories": "kcal", "mass": "g", "fat": "g", "carbohydrate": "g",
 def list_nutrition5k(files: CorpusFiles, corpus: Path) -> ImageListing:
     """List the pictures of Nutrition5k with the numbers (calories, mass, ...) of their dishes.
 
-    The pictures of a dish are one group. Rejected are dishes without a picture, malformed rows, depth images, and
-    pictures of dishes that the official lists do not name. Of several rows of a dish the first counts.
+    There are no classes. The pictures of a dish are one group. Videos of side angles are not read: extract frames into
+    the dishes' folders (``ffmpeg -i camera_A.h264 -vf fps=1 camera_A_%03d.jpeg``). Rejected are dishes without a
+    picture, malformed rows, depth images, and pictures of dishes that the official lists do not name. Of several rows
+    of a dish the first counts.
 
     Raises:
         DataError: a table of dishes is missing, or one of the two official lists.
@@ -196,10 +196,6 @@ def list_nutrition5k(files: CorpusFiles, corpus: Path) -> ImageListing:
                 found.add(dish, Refusal("malformed_row", f"{table} row {row}: {wanted}."))
             elif line and (not parts or name in parts):
                 dishes.setdefault(name, dish)
-    found.notes.append(
-        "Nutrition5k has no classes. Videos of side angles are not read: extract frames into the dishes' folders "
-        "(ffmpeg -i camera_A.h264 -vf fps=1 camera_A_%03d.jpeg)."
-    )
     return _list_published(
         files, "imagery", dishes, lambda path: () if path.name.startswith("depth") else path.parts[:-1], "no_picture",
         found,
@@ -359,7 +355,6 @@ def index_images(
     *,
     rejected_path: AnyPath | None = None,
     progress: Callable[[int, int], None] | None = None,
-    stop: Callable[[], bool] | None = None,
 ) -> ImageIndex:
     """List a corpus, decode each image once, and divide the usable ones into train, validation and test.
 
@@ -367,47 +362,46 @@ def index_images(
 
     Args:
         config: the run's configuration.
-        rejected_path: write the REJECTED table here if the corpus is refused.
+        rejected_path: write the REJECTED table here if too many images are lost.
         progress: called with (done, total), first for generated sample dishes, then for decoded images.
-        stop: called after each image; if it returns true, decoding stops, and a later call continues it.
 
     Raises:
         UsageError: the corpus has no known layout or lacks a requested target.
         DataError: nothing is usable, too much is lost, or a part of the split has no image.
         LeakageError: a group is on both sides of the official split.
-        StoppedError: ``stop`` returned true.
     """
     corpus = config.corpus or generate_sample_dishes(image_root(config), progress=progress)
     files, layout, listing = list_images(corpus, allow_outside=config.allow_outside)
     units, rejections = wanted_targets(config.targets, listing.units), listing.rejections
-    with written_when_refused(rejections, rejected_path):
-        images = learnable(listing.images, list(units), rejections)
-        probed, _ = probe_files(
-            IMAGE_FILES, files.root, images["path"].to_list(), Path(config.cache_dir) / "index",
-            workers=config.workers, progress=progress, stop=stop,
-        )  # fmt: skip
-        images = _readable(images, probed, config.near_duplicate_bits, rejections)
-        images = one_of_each_content(with_groups(images), rejections)
-        no_loss = NOT_A_LOSS | {"copy_across_split", "no_picture", "nothing_to_learn"}  # no faults of the corpus
-        refuse_lost(files.root, "image", rejections.frame(), images.height, config.max_rejected_share, no_loss)
-        images = without_copies_across(images, "known", "copy", rejections)
-        groups, labels, parts = (images[name].to_list() for name in ("group_id", "class_label", "part"))
-        split = split_parts(groups, labels, parts, seed=config.seed)
-        split.refuse_empty_parts()
-        images = images.with_columns(
-            part=pl.Series(split.parts),
-            split_source=pl.Series(split.sources),
-            source=pl.lit(layout),
-            image_id=pl.col("content_sha256").replace_strict(video_ids(images["content_sha256"])),
-        ).sort("image_id")
-        classes, targets = images["class_label"].drop_nulls().unique().to_list(), _targets(images, units)
-        if len(classes) < 2 and targets.is_empty():
-            raise DataError(
-                f"the images have {len(classes)} class ({', '.join(classes)}) and no number to predict. Add images of "
-                "another class, or a manifest with numbers."
-            )
+    images = learnable(listing.images, list(units), rejections)
+    probed, _ = probe_files(
+        IMAGE_FILES, files.root, images["path"].to_list(), Path(config.cache_dir) / "index",
+        workers=config.workers, progress=progress,
+    )  # fmt: skip
+    images = _readable(images, probed, config.near_duplicate_bits, rejections)
+    images = one_of_each_content(with_groups(images), rejections)
+    no_loss = NOT_A_LOSS | {"copy_across_split", "no_picture", "nothing_to_learn"}  # no faults of the corpus
+    refuse_lost(
+        files.root, "image", rejections.frame(), images.height, config.max_rejected_share, no_loss, rejected_path
+    )
+    images = without_copies_across(images, "known", "copy", rejections)
+    groups, labels, parts = (images[name].to_list() for name in ("group_id", "class_label", "part"))
+    split = split_parts(groups, labels, parts, seed=config.seed)
+    split.refuse_empty_parts()
+    images = images.with_columns(
+        part=pl.Series(split.parts),
+        split_source=pl.Series(split.sources),
+        source=pl.lit(layout),
+        image_id=pl.col("content_sha256").replace_strict(video_ids(images["content_sha256"])),
+    ).sort("image_id")
+    classes, targets = images["class_label"].drop_nulls().unique().to_list(), _targets(images, units)
+    if len(classes) < 2 and targets.is_empty():
+        raise DataError(
+            f"the images have {len(classes)} class ({', '.join(classes)}) and no number to predict. Add images of "
+            "another class, or a manifest with numbers."
+        )
     images = check_table(images.select(*IMAGES.columns), IMAGES, "images")
-    notes = (f"{layout}: {files.root}", *listing.notes, *split.notes)
+    notes = (f"{layout}: {files.root}", *split.notes)
     return ImageIndex(images, targets, rejections.frame(), files.root, notes)
 
 

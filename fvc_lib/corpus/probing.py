@@ -20,7 +20,6 @@ import PIL
 from fvc_lib.corpus.copies.perceptual_hash import GRID_SIDE, perceptual_hash
 from fvc_lib.services.atomic_files import AnyPath, path_from_text, sha256_of_json
 from fvc_lib.services.code_versions import code_hash
-from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.stage_logs import JsonLines, checked_row
 from fvc_lib.video.decode.clip import Clip, uniform_places
@@ -206,7 +205,6 @@ def probe_files(
     *,
     workers: int = 0,
     progress: Progress = None,
-    stop: Callable[[], bool] | None = None,
     writer: str = "",
 ) -> tuple[dict[str, ProbeResult], int]:
     """Probe files; reuse the results stored in ``work_dir`` for files whose size and modification time are unchanged.
@@ -219,14 +217,12 @@ def probe_files(
             of all writers are read.
         workers: number of processes; 0: one per available core.
         progress: called with (done, total) after each file.
-        stop: called after each file; if it returns true, probing stops.
         writer: name of this process if several processes probe the same corpus; empty: this is the only one.
 
     Returns:
         (results, num_known): the result of each path, and the number of results that were stored before.
 
     Raises:
-        StoppedError: ``stop`` returned true; a later call continues.
         OSError: a re-encoded file cannot be written.
     """
     root = Path(root)
@@ -256,8 +252,6 @@ def probe_files(
             if state is not None and results[path].lasts:
                 lines.append({"version": version, **state, "path": path, **values}, digest=True)
             report(len(results), len(states))
-            if stop is not None and stop():
-                raise StoppedError(f"stopped after {len(results):,} of {len(states):,} files; run it again to go on")
     return results, num_known
 
 

@@ -9,7 +9,7 @@ VIDEO_TEXTS and REJECTED are tables whose columns ``services.tables`` describes.
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,7 +24,6 @@ from fvc_lib.corpus.corpus_files import (
     Rejections,
     reasons_text,
     refuse_lost,
-    written_when_refused,
 )
 from fvc_lib.corpus.folds import PartSplit, split_parts
 from fvc_lib.corpus.images import reject, without_copies_across
@@ -188,7 +187,6 @@ def index_video_texts(
     *,
     rejected_path: AnyPath | None = None,
     progress: Progress = None,
-    stop: Callable[[], bool] | None = None,
 ) -> VideoTextIndex:
     """List the pairs of ``config.corpus``, probe their videos, and split them into train, validation and test.
 
@@ -200,38 +198,37 @@ def index_video_texts(
     Args:
         config: ``corpus``, ``manifest_separator``, ``near_duplicate_bits``, ``max_rejected_share``
             and ``seed`` decide the result.
-        rejected_path: write the REJECTED table here if the corpus is refused.
+        rejected_path: write the REJECTED table here if too many pairs are lost.
         progress: called with (done, total), first for generated clips, then for probed files.
-        stop: called after each file; if it returns true, probing stops, and a later call continues it.
 
     Raises:
         UsageError: the corpus has no such manifest, or a pattern of tars is unusable (``run_paths.tars_of``).
         DataError: no pair is usable, too many are lost, or there are too few groups for three parts.
         LeakageError: the manifest's own split has a group or a video in two parts.
-        StoppedError: ``stop`` returned true.
     """
-    if config.corpus and _is_of_tars(Path(config.corpus)):
-        listing = read_tar_pairs(config.corpus, allow_outside=config.allow_outside)
-    elif config.corpus:
-        manifest = label_table.find_table(config.corpus, ACCEPTED)
-        listing = read_pairs(manifest, config.manifest_separator, allow_outside=config.allow_outside)
+    corpus = Path(config.corpus or generate_sample_captions(video_text_root(config), progress=progress))
+    if _is_of_tars(corpus):
+        listing = read_tar_pairs(corpus, allow_outside=config.allow_outside)
     else:
-        listing = read_pairs(generate_sample_captions(video_text_root(config), progress=progress))
+        manifest = label_table.find_table(corpus, ACCEPTED)
+        listing = read_pairs(manifest, config.manifest_separator, allow_outside=config.allow_outside)
     probes, _ = probe_files(
         VIDEO_FILES, listing.root, listing.rows["path"].unique().sort().to_list(), Path(config.cache_dir) / "index",
-        workers=config.workers, progress=progress, stop=stop,
+        workers=config.workers, progress=progress,
     )  # fmt: skip
-    with written_when_refused(listing.rejections, rejected_path):
-        return index_of(listing, probes, config)
+    return index_of(listing, probes, config, rejected_path)
 
 
-def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunConfig) -> VideoTextIndex:
+def index_of(
+    listing: PairListing, probes: Mapping[str, ProbeResult], config: RunConfig, rejected_path: AnyPath | None = None
+) -> VideoTextIndex:
     """Return the index of the listed pairs: reject unusable pairs, make leakage groups, and split.
 
     Args:
         listing: the pairs.
         probes: maps each path to the probe result of its video.
         config: uses ``near_duplicate_bits``, ``max_rejected_share`` and ``seed``.
+        rejected_path: write the REJECTED table here if too many pairs are lost.
 
     Raises:
         DataError: see ``index_video_texts``.
@@ -249,7 +246,9 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
         videos.select("path", "content_sha256", "num_frames", "duration_seconds", "group_id"), on="path"
     )
     # Loss is checked here, because repeated rows and copies in two parts, which are rejected later, are no loss.
-    refuse_lost(listing.root, "pair", rejections.frame(), table.height, config.max_rejected_share)
+    refuse_lost(
+        listing.root, "pair", rejections.frame(), table.height, config.max_rejected_share, rejected_path=rejected_path
+    )
     # A stated group or a file in two parts raises an error here; copies in two parts are left out below.
     _split(table, pl.coalesce("stated_group", "path"), config.seed)
     table = table.sort("content_sha256", "text", "path", "part", "row", nulls_last=True)
@@ -271,16 +270,20 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
     pairs = table.filter(is_used).select(*VIDEO_TEXTS.columns).sort("pair_id")
     pairs, rejected = check_table(pairs, VIDEO_TEXTS, "the pairs"), rejections.frame()
     num_texts = pairs["text_id"].n_unique()
-    notes = [f"{pairs.height:,} pairs of {videos.height:,} videos and {num_texts:,} different texts.", *listing.notes]
-    if rejected.height:
-        notes.append(f"Not used: {reasons_text(rejected)}.")
     test = pairs.filter(part="test")
     known = test.join(pairs.filter(part="train"), on="text_id", how="semi")
-    notes.append(
+    by_heart = (
         f"{known['text_id'].n_unique():,} of {test['text_id'].n_unique():,} different test texts ({known.height:,} of "
         f"{test.height:,} pairs) also belong to training videos: a model may know them by heart."
     )
-    return VideoTextIndex(pairs, rejected, listing.root, (*notes, *split.notes))
+    notes = (
+        f"{pairs.height:,} pairs of {videos.height:,} videos and {num_texts:,} different texts.",
+        *listing.notes,
+        f"Not used: {reasons_text(rejected)}.",
+        by_heart,
+        *split.notes,
+    )
+    return VideoTextIndex(pairs, rejected, listing.root, notes)
 
 
 def _split(table: pl.DataFrame, group: pl.Expr, seed: int) -> PartSplit:

@@ -255,7 +255,6 @@ def split_audit(
     config: RunConfig,
     *,
     progress: Callable[[int, int], None] | None = None,
-    stop: Callable[[], bool] | None = None,
 ) -> pl.DataFrame:
     """Return the table LEAKAGE_AUDIT of a split into train, validation and test part, one row per check.
 
@@ -266,16 +265,12 @@ def split_audit(
         root: folder that ``path`` is relative to. Files that changed since they were indexed are read again.
         config: gives ``task``, ``near_duplicate_bits``, ``cache_dir`` and ``workers``.
         progress: called with (done, total) numbers of files.
-        stop: called after each file; returns True to stop.
-
-    Raises:
-        StoppedError: ``stop`` returned True.
     """
     files = rows.select("path", "part", "group_id", "content_sha256").unique().sort("path", "part", "group_id")
     kind = IMAGE_FILES if config.task == "image" else VIDEO_FILES
     cache = Path(config.cache_dir) / "index"
     paths = files["path"].to_list()
-    probed, _ = probe_files(kind, root, paths, cache, workers=config.workers, progress=progress, stop=stop)
+    probed, _ = probe_files(kind, root, paths, cache, workers=config.workers, progress=progress)
     found = [probed[path] for path in paths]
     contents = [file.content_sha256 or None for file in found]
     files = files.with_columns(now=pl.Series(contents, dtype=pl.String), training=0)

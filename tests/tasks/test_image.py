@@ -38,8 +38,7 @@ from fvc_lib.tasks.image.task import (
 from fvc_lib.tasks.image.training import (
     LABELS,
     STAGE,
-    image_split_training,
-    read_image_parts,
+    image_training,
     require_backbone,
     train_images,
 )
@@ -396,21 +395,20 @@ def test_a_stopped_training_goes_on_to_the_same_bits(tmp_path, larger, trained):
 
 def test_a_checkpoint_is_bound_to_what_weights_depend_on(trained, tmp_path):
     paths, config, outcome, _ = trained
-    root, parts = read_image_parts(paths, config)
-    assert image_split_training(root, parts, config).fingerprint == outcome.fingerprint
+    assert image_training(paths, config).fingerprint == outcome.fingerprint
     for change, binds in (
         ({"mixup_alpha": 0.9}, True), ({"cutmix_alpha": 0.9}, True), ({"image_size": 17}, True), ({"seed": 1}, True),
         ({"label_smoothing": 0.2}, True), ({"class_balance": "none"}, True), ({"epochs": 3}, True),
         ({"freeze_backbone_epochs": 1}, True), ({"backbone": "timm:x"}, True), ({"effective_batch_size": 6}, True),
         ({"batch_size": 4}, False), ({"num_workers": 1}, False), ({"device": "cuda"}, False),
     ):  # fmt: skip
-        other = image_split_training(root, parts, config.model_copy(update=change))
+        other = image_training(paths, config.model_copy(update=change))
         assert (other.fingerprint != outcome.fingerprint) == binds, change
     parameters = []
     for name, content in (("a", b"same"), ("b", b"same"), ("c", b"other")):  # weights count by content
         (tmp_path / name).write_bytes(content)
         with_weights = config.model_copy(update={"backbone_weights": str(tmp_path / name)})
-        parameters.append(image_split_training(root, parts, with_weights).parameters)
+        parameters.append(image_training(paths, with_weights).parameters)
     assert parameters[0] == parameters[1] != parameters[2]
 
 

@@ -48,10 +48,9 @@ from fvc_lib.tasks.video_text.training import (
     STAGE,
     check_config,
     make_clips,
-    read_parts,
     retrieval_ranks,
-    split_training,
     train_video_text,
+    video_text_training,
 )
 from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.decode.clip import decode_clip
@@ -150,8 +149,13 @@ def test_videos_that_cannot_be_decoded_are_named_and_left_out(tmp_path, made, ca
 
 def test_a_stopped_making_keeps_what_was_made(tmp_path, made):
     config, done = made.config.model_copy(update={"cache_dir": str(tmp_path)}), []
-    with pytest.raises(StoppedError, match="1 of 4"):
-        make_clips(config, made.pairs, progress=lambda *so_far: done.append(so_far), stop=lambda: True)
+
+    def stopped(*so_far):
+        done.append(so_far)
+        raise StoppedError("as by a signal")
+
+    with pytest.raises(StoppedError):
+        make_clips(config, made.pairs, progress=stopped)
     assert done == [(1, 4)]
     assert len(list(tmp_path.rglob("*.npy"))) >= 1
     assert make_clips(config, made.pairs) == []
@@ -414,7 +418,7 @@ def test_what_the_weights_depend_on_is_in_the_fingerprint_and_nothing_else(run):
 
     def fingerprint(**changes):
         changed = config.model_copy(update=changes)
-        return split_training(read_parts(paths, changed, Ranks()), changed).fingerprint
+        return video_text_training(paths, changed, Ranks()).fingerprint
 
     changes = {
         "contrastive_loss": "sigmoid", "contrastive_weight": 2.0, "caption_weight": 0.5, "embedding_size": 16,
@@ -430,14 +434,14 @@ def test_what_the_weights_depend_on_is_in_the_fingerprint_and_nothing_else(run):
 
 def test_texts_that_are_cut_are_counted_and_a_part_without_a_clip_is_named(run, caplog):
     paths, config, pairs = run
-    read_parts(paths, config)
+    video_text_training(paths, config)
     assert not caplog.records
-    read_parts(paths, config.model_copy(update={"max_text_tokens": 8}))
+    video_text_training(paths, config.model_copy(update={"max_text_tokens": 8}))
     (said,) = caplog.messages
     assert said.startswith("1 of 7 texts are longer than max_text_tokens 8 and are cut"), "the one of unknown words"
     write_table(pairs.filter(pl.col("part") != "validation"), VIDEO_TEXTS, paths.video_texts)
     with pytest.raises(DataError, match="no pair is left of the part validation"):
-        read_parts(paths, config)
+        video_text_training(paths, config)
 
 
 def test_what_does_not_go_together_is_refused_before_anything_is_made(tmp_path):
@@ -479,7 +483,7 @@ def test_clips_and_captions_of_the_sample_corpus_are_learned(tmp_path):
 def test_pairs_are_trained_on_from_tar_files(run):
     paths, config, _ = run
     in_tars = config.model_copy(update={"clip_source": "shards", "num_workers": 1, "epochs": 1})
-    stored, packed = (read_parts(paths, each).samples("train", each) for each in (config, in_tars))
+    stored, packed = (video_text_training(paths, each).task.training_data for each in (config, in_tars))
     wanted, found = (data.__getitems__(range(24)) for data in (stored, packed))
     assert found.sample_ids == wanted.sample_ids
     assert all(torch.equal(found.tensors[name], tensor) for name, tensor in wanted.tensors.items())

@@ -26,7 +26,6 @@ from fvc_lib.tasks import shared_training
 from fvc_lib.tasks.image.task import (
     LABELS,
     ImageDataset,
-    ImageParts,
     ImageRecords,
     ImageScores,
     ImageTask,
@@ -55,41 +54,61 @@ def train_images(
         UsageError: backbone or weights do not load.
         FvcError: as ``shared_training.train``, which explains ``options``.
     """
-    outputs = [paths.image_predictions, paths.target_predictions, paths.training_checkpoints(STAGE) / LABELS]
-
-    def read(ranks: Ranks) -> Training[TrainingRecord]:
-        root, parts = read_image_parts(paths, config)
-        finish = partial(_finish, outputs, root, parts, config)
-        return replace(image_split_training(root, parts, config), finish=finish, outputs=outputs)
-
+    read = partial(image_training, paths, config)
     return shared_training.train(STAGE, fold, paths, config, read, TrainingRecord, **options)
 
 
+def image_training(paths: RunPaths, config: RunConfig, _ranks: Ranks | None = None) -> Training[TrainingRecord]:
+    """Return the training of the pictures in the run's tables that ``config`` describes, before it begins.
+
+    Every rank reads all tables, so ``_ranks`` has no effect.
+
+    Raises:
+        DataError: as ``image_parts``.
+    """
+    images = tables.read_table(paths.images, tables.IMAGES)
+    parts = image_parts(images, tables.read_table(paths.image_targets, tables.IMAGE_TARGETS))
+    balances = config.class_balance == "loss"
+    weights = balancing_weights(parts.train, len(parts.labels.classes)) if balances else 1.0
+    mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha)
+    validation = ImageDataset(image_root(config), parts.validation, parts.labels, config.image_size, weights)
+    training = replace(validation, records=parts.train, mixing=mixing, seed=stable_seed("images", config.seed))
+    initial = content_digest(config.backbone_weights) if config.backbone_weights else ""
+    return Training(
+        stage=STAGE,
+        model_name=config.backbone,
+        settings=shared_training.settings_of(config, stable_seed(STAGE, config.seed), DEFAULT_MICRO_BATCH),
+        parameters=config.training_values() | {"backbone_weights": initial},
+        networks=[Network(ImageTask(training, validation, config), parts.fingerprint)],
+        sizes={f"num_{part}": getattr(parts, part).table.height for part in tables.PARTS},
+        finish=partial(_finish, paths, validation, replace(validation, records=parts.test)),
+        outputs=[paths.image_predictions, paths.target_predictions, paths.training_checkpoints(STAGE) / LABELS],
+    )
+
+
 def _finish(
-    outputs: Sequence[Path], root: Path, parts: ImageParts, config: RunConfig, trained: Sequence[TrainedNetwork]
+    paths: RunPaths, validation: ImageDataset, test: ImageDataset, trained: Sequence[TrainedNetwork]
 ) -> Finished[TrainingRecord]:
     """Predict the test part once, and fit the temperature of the class logits on the validation part.
 
     Args:
-        outputs: paths of the table of classes, the table of numbers, and the file of labels.
-        root: folder of the corpus.
-        parts: the pictures.
-        config: the run's parameters.
+        paths: paths of the run.
+        validation: samples of the validation part.
+        test: samples of the test part.
         trained: the trained network, as the only element.
 
     Returns:
-        The record of the training, and a function that writes ``outputs``.
+        The record of the training, and a function that writes the tables of classes and numbers, and the labels.
 
     Raises:
         DataError: an output for a test picture is not finite.
     """
     (model,) = trained
-    class_table, target_table, labels_file = outputs
-    scores, validation = ImageScores(parts.labels), ImageScores(parts.labels)
-    model.predict(ImageDataset(root, parts.validation, parts.labels, config.image_size), validation)
-    model.predict(ImageDataset(root, parts.test, parts.labels, config.image_size), scores)
-    classes = class_predictions(parts.test, scores)
-    numbers = target_predictions(parts.test, scores)
+    fitted, scores = ImageScores(test.labels), ImageScores(test.labels)
+    model.predict(validation, fitted)
+    model.predict(test, scores)
+    classes = class_predictions(test.records, scores)
+    numbers = target_predictions(test.records, scores)
     if not (scores.has_finite_logits and numbers["predicted"].is_finite().all()):
         raise DataError(
             "the network's outputs for test pictures are not finite. Turn amp off, or train with a lower learning_rate."
@@ -97,9 +116,9 @@ def _finish(
     model.log("test", scores.compute())
 
     def write() -> None:
-        write_json(labels_file, asdict(calibrated(parts.labels, validation, scores)))
-        tables.write_table(classes, tables.IMAGE_PREDICTIONS, class_table)
-        tables.write_table(numbers, tables.TARGET_PREDICTIONS, target_table)
+        write_json(paths.training_checkpoints(STAGE) / LABELS, asdict(calibrated(test.labels, fitted, scores)))
+        tables.write_table(classes, tables.IMAGE_PREDICTIONS, paths.image_predictions)
+        tables.write_table(numbers, tables.TARGET_PREDICTIONS, paths.target_predictions)
 
     return Finished({"": TrainingRecord(**model.record())}, write)
 
@@ -118,43 +137,6 @@ def require_backbone(config: RunConfig) -> None:
             backbone.eval()(torch.zeros(1, 1, 3, size, size, dtype=torch.uint8))
     if config.gradient_checkpointing:
         recomputable_blocks_of(backbone)
-
-
-def read_image_parts(paths: RunPaths, config: RunConfig) -> tuple[Path, ImageParts]:
-    """Return ``(root, parts)``: the folder of the corpus, and its pictures split into parts, from the run's tables.
-
-    Raises:
-        DataError: as ``image_parts``.
-    """
-    images = tables.read_table(paths.images, tables.IMAGES)
-    targets = tables.read_table(paths.image_targets, tables.IMAGE_TARGETS)
-    return image_root(config), image_parts(images, targets)
-
-
-def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Training[TrainingRecord]:
-    """Return the training that ``config`` describes, without the scoring of the test part.
-
-    Args:
-        root: folder of the corpus.
-        parts: the pictures, split into parts.
-        config: the run's parameters.
-    """
-    balances = config.class_balance == "loss"
-    weights = balancing_weights(parts.train, len(parts.labels.classes)) if balances else 1.0
-    mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha)
-    validation = ImageDataset(root, parts.validation, parts.labels, config.image_size, weights)
-    training = replace(validation, records=parts.train, mixing=mixing, seed=stable_seed("images", config.seed))
-    seed = stable_seed(STAGE, config.seed)
-    settings = shared_training.settings_of(config, seed, DEFAULT_MICRO_BATCH)
-    initial = content_digest(config.backbone_weights) if config.backbone_weights else ""
-    return Training(
-        stage=STAGE,
-        model_name=config.backbone,
-        settings=settings,
-        parameters=config.training_values() | {"backbone_weights": initial},
-        networks=[Network(ImageTask(training, validation, config), parts.fingerprint)],
-        sizes={f"num_{part}": getattr(parts, part).table.height for part in tables.PARTS},
-    )
 
 
 def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:

@@ -3,9 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -23,7 +21,7 @@ from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.metrics.video_text import retrieval_metrics
 from fvc_lib.services.atomic_files import atomic_output, content_digest, sha256_of_json
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (
@@ -39,7 +37,7 @@ from fvc_lib.services.tables import (
 from fvc_lib.services.tasks import VIDEO_TEXT as STAGE
 from fvc_lib.tasks import shared_training
 from fvc_lib.tasks.shared_training import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
-from fvc_lib.tasks.video.data import ClipSource, open_clips
+from fvc_lib.tasks.video.data import open_clips
 from fvc_lib.tasks.video_text.task import (
     TOKENIZER,
     TOKENS,
@@ -60,7 +58,6 @@ def make_clips(
     pairs: pl.DataFrame,
     *,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
-    stop: Callable[[], bool] | None = None,
 ) -> list[str]:
     """Make the clips of ``pairs`` in the shared store, and return the sorted ids of the videos without a clip.
 
@@ -71,24 +68,15 @@ def make_clips(
         config: ``num_frames`` and ``fixed_size`` decide the clips; ``corpus`` and ``data_dir`` name the folder.
         pairs: a VIDEO_TEXTS table.
         progress: called with (done, total) numbers of videos.
-        stop: called after each video; returns True to stop.
 
     Raises:
         DataError: more than ``max_rejected_share`` of the videos have no clip.
-        StoppedError: ``stop`` returned True; the clips made so far stay.
         OSError: clips cannot be written.
     """
     store = ClipStore.of(config)
     videos = pairs.unique("video_id", keep="first").sort("video_id").with_columns(label=pl.lit(""), group_id=pl.lit(""))
-
-    def watched(done: int, total: int) -> None:
-        progress(done, total)
-        if stop is not None and done < total and stop():
-            raise StoppedError(f"stopped after the clips of {done} of {total} videos; run it again to go on.")
-
-    report = making.make_clips(
-        store, videos, video_text_root(config), 0, None, progress=watched, workers=config.workers
-    )
+    root = video_text_root(config)
+    report = making.make_clips(store, videos, root, 0, None, progress=progress, workers=config.workers)
     for video_id, reason in report.failed:
         _logger.warning("video %s has no clip and takes no part: %s", video_id, reason)
     if len(report.failed) > config.max_rejected_share * videos.height:
@@ -121,29 +109,6 @@ def _clips_of(store: ClipStore, pairs: pl.DataFrame, missing: Sequence[str]) -> 
     ).select(list(AUGMENTED.columns))
 
 
-@dataclass(frozen=True)
-class VideoTextParts:
-    """The corpus of a training: its pairs of videos and texts, the clips, and the tokenizer.
-
-    Attributes:
-        pairs: VIDEO_TEXTS with indices (``numbered``), only videos that have a clip.
-        source: the clips.
-        tokenizer: tokenizer that was trained on the texts of the training part.
-    """
-
-    pairs: pl.DataFrame
-    source: ClipSource
-    tokenizer: TextTokenizer
-
-    def of(self, part: str) -> pl.DataFrame:
-        """Return the pairs of ``part``, which is ``train``, ``validation`` or ``test``."""
-        return self.pairs.filter(part=part)
-
-    def samples(self, part: str, config: RunConfig) -> VideoTextDataset:
-        """Return the samples of ``part`` (``train``, ``validation`` or ``test``), in the order of ``of(part)``."""
-        return VideoTextDataset(self.source, self.of(part), self.tokenizer, config)
-
-
 def train_video_text(
     paths: RunPaths, config: RunConfig, fold: int | None = None, **options: Unpack[TrainingOptions]
 ) -> TrainingOutcome[TrainingRecord]:
@@ -159,54 +124,8 @@ def train_video_text(
         FvcError: as ``shared_training.train``, which explains ``options``.
     """
     check_config(config)
-    tables = paths.retrieval_ranks, paths.captions, paths.embeddings
-    outputs = [*tables, paths.training_checkpoints(STAGE) / TOKENIZER]
-
-    def read(ranks: Ranks) -> Training[TrainingRecord]:
-        parts = read_parts(paths, config, ranks, options.get("stop"))
-        return replace(split_training(parts, config), finish=partial(_finish, outputs, parts, config), outputs=outputs)
-
+    read = partial(video_text_training, paths, config)
     return shared_training.train(STAGE, fold, paths, config, read, TrainingRecord, **options)
-
-
-def _finish(
-    outputs: Sequence[Path], parts: VideoTextParts, config: RunConfig, trained: Sequence[TrainedNetwork]
-) -> Finished[TrainingRecord]:
-    """Predict the test part once.
-
-    Args:
-        outputs: paths of the table of ranks, the table of captions, and the files of embeddings and of the tokenizer.
-        parts: the corpus.
-        config: the run's parameters.
-        trained: the trained network, as the only element.
-
-    Returns:
-        The record of the training, and a function that writes ``outputs``.
-
-    Raises:
-        DataError: an output for the test part is not finite.
-    """
-    (model,) = trained
-    task = model.network.task
-    found = VideoTextOutputs()
-    pairs = parts.of("test")
-    ranks_file, captions_file, embeddings_file, tokenizer_file = outputs
-    assert isinstance(task, VideoTextTask)
-    task.writes_captions = True
-    model.predict(parts.samples("test", config), found)
-    retrieval, metrics = found.retrieval_set(), found.compute()
-    if not all(map(math.isfinite, metrics.values())):
-        raise DataError("outputs for the test part are not finite. Turn amp off, or train with a lower learning_rate.")
-    model.log("test", metrics)
-
-    def write() -> None:
-        with atomic_output(embeddings_file) as temporary:
-            safetensors.torch.save_file(retrieval, temporary)
-        write_table(retrieval_ranks(pairs, retrieval), RETRIEVAL_RANKS, ranks_file)
-        write_table(_written_captions(pairs, found, parts.tokenizer), CAPTIONS, captions_file)
-        parts.tokenizer.save(tokenizer_file)
-
-    return Finished({"": TrainingRecord(**model.record())}, write)
 
 
 def check_config(config: RunConfig) -> None:
@@ -225,71 +144,101 @@ def check_config(config: RunConfig) -> None:
         VideoTextNetwork(config, config.vocabulary_size)
 
 
-def read_parts(
-    paths: RunPaths, config: RunConfig, ranks: Ranks | None = None, stop: Callable[[], bool] | None = None
-) -> VideoTextParts:
-    """Return the run's pairs with their clips and a new tokenizer; rank 0 of the ranks makes missing clips.
+def video_text_training(paths: RunPaths, config: RunConfig, ranks: Ranks | None = None) -> Training[TrainingRecord]:
+    """Return the training of the run's pairs that ``config`` describes, before it begins.
+
+    The tokenizer is trained on the texts of the training part. Rank 0 of the ranks makes missing clips.
 
     Args:
         paths: paths of the run.
         config: the run's parameters.
         ranks: the processes that share the training; None: this process alone.
-        stop: called after each video; returns True to stop.
 
     Raises:
         DataError: too many videos have no clip, or a part has no pair.
-        StoppedError: ``stop`` returned True.
+        UsageError: the text encoder is missing.
     """
-    ranks = ranks or Ranks()
-    pairs = read_table(paths.video_texts, VIDEO_TEXTS)
-    missing = ranks.from_leader("clips", lambda: make_clips(config, pairs, stop=stop))
-    remaining = numbered(pairs.filter(~pl.col("video_id").is_in(missing)))
-    empty = [part for part in PARTS if part not in set(remaining["part"])]
-    if empty:
+    listed = read_table(paths.video_texts, VIDEO_TEXTS)
+    missing = (ranks or Ranks()).from_leader("clips", lambda: make_clips(config, listed))
+    pairs = numbered(listed.filter(~pl.col("video_id").is_in(missing)))
+    if empty := [part for part in PARTS if part not in set(pairs["part"])]:
         raise DataError(
             f"no pair is left of the part {' and '.join(empty)}: {len(missing)} videos have no clip. Add videos, or "
             "make the groups of the corpus smaller."
         )
-    texts = remaining.filter(part="train")["text"]
-    tokenizer = TextTokenizer.train(texts.unique(), config.vocabulary_size)
+    tokenizer = TextTokenizer.train(pairs.filter(part="train")["text"].unique(), config.vocabulary_size)
+    encoder = encoder_folder(config)
     # A text encoder from the transformers library has its own tokenizer, so these lengths do not apply to it.
-    if config.caption_weight or not encoder_folder(config):
-        lengths = np.array(tokenizer.num_tokens(remaining["text"].unique().to_list()))
+    if config.caption_weight or not encoder:
+        lengths = np.array(tokenizer.num_tokens(pairs["text"].unique().to_list()))
         if num_cut := int((lengths > config.max_text_tokens).sum()):
             _logger.warning(
                 "%d of %d texts are longer than max_text_tokens %d and are cut; the longest has %d tokens",
                 num_cut, len(lengths), config.max_text_tokens, lengths.max(),
             )  # fmt: skip
-    source = open_clips(config, _clips_of(ClipStore.of(config), pairs, missing))
-    return VideoTextParts(remaining, source, tokenizer)
-
-
-def split_training(parts: VideoTextParts, config: RunConfig) -> Training[TrainingRecord]:
-    """Return the training that ``config`` describes, without the scoring of the test part.
-
-    Args:
-        parts: the corpus.
-        config: the run's parameters.
-
-    Raises:
-        UsageError: the text encoder is missing.
-    """
-    vocabulary_size = parts.tokenizer.vocabulary_size
-    task = VideoTextTask(parts.samples("train", config), parts.samples("validation", config), config, vocabulary_size)
-    encoder = encoder_folder(config)
-    rows = parts.pairs.sort("pair_id").select("pair_id", "text", "part").rows()
+    source = open_clips(config, _clips_of(ClipStore.of(config), listed, missing))
+    of_part = {part: pairs.filter(part=part) for part in PARTS}
+    data = {part: VideoTextDataset(source, rows, tokenizer, config) for part, rows in of_part.items()}
+    task = VideoTextTask(data["train"], data["validation"], config, tokenizer.vocabulary_size)
+    texts = pairs.sort("pair_id").select("pair_id", "text", "part").rows()
     # Versions of the tokenizer library may learn different tokens from the same texts.
-    fingerprint = sha256_of_json([parts.source.settings_hash, rows, parts.tokenizer.fingerprint])
+    fingerprint = sha256_of_json([source.settings_hash, texts, tokenizer.fingerprint])
+    micro_batch = DETECTORS.get(config.model).micro_batch
     return Training(
         stage=STAGE,
         model_name=config.model,
-        settings=shared_training.settings_of(
-            config, stable_seed(STAGE, config.seed), DETECTORS.get(config.model).micro_batch
-        ),
+        settings=shared_training.settings_of(config, stable_seed(STAGE, config.seed), micro_batch),
         parameters=config.training_values() | {"text_encoder": content_digest(encoder) if encoder else OWN},
         networks=[Network(task, fingerprint)],
-        sizes={f"num_{part}": parts.of(part).height for part in PARTS},
-    )
+        sizes={f"num_{part}": rows.height for part, rows in of_part.items()},
+        finish=partial(_finish, paths, task, data["test"], of_part["test"], tokenizer),
+        outputs=[
+            paths.retrieval_ranks, paths.captions, paths.embeddings, paths.training_checkpoints(STAGE) / TOKENIZER
+        ],
+    )  # fmt: skip
+
+
+def _finish(
+    paths: RunPaths,
+    task: VideoTextTask,
+    test: VideoTextDataset,
+    pairs: pl.DataFrame,
+    tokenizer: TextTokenizer,
+    trained: Sequence[TrainedNetwork],
+) -> Finished[TrainingRecord]:
+    """Predict the test part once.
+
+    Args:
+        paths: paths of the run.
+        task: the task of the training; from here on its network writes captions.
+        test: samples of the test part.
+        pairs: the pairs of the test part, in the same order.
+        tokenizer: tokenizer of the captions.
+        trained: the trained network, as the only element.
+
+    Returns:
+        The record of the training, and a function that writes the tables, the embeddings and the tokenizer.
+
+    Raises:
+        DataError: an output for the test part is not finite.
+    """
+    (model,) = trained
+    found = VideoTextOutputs()
+    task.writes_captions = True
+    model.predict(test, found)
+    retrieval, metrics = found.retrieval_set(), found.compute()
+    if not all(map(math.isfinite, metrics.values())):
+        raise DataError("outputs for the test part are not finite. Turn amp off, or train with a lower learning_rate.")
+    model.log("test", metrics)
+
+    def write() -> None:
+        with atomic_output(paths.embeddings) as temporary:
+            safetensors.torch.save_file(retrieval, temporary)
+        write_table(retrieval_ranks(pairs, retrieval), RETRIEVAL_RANKS, paths.retrieval_ranks)
+        write_table(_written_captions(pairs, found, tokenizer), CAPTIONS, paths.captions)
+        tokenizer.save(paths.training_checkpoints(STAGE) / TOKENIZER)
+
+    return Finished({"": TrainingRecord(**model.record())}, write)
 
 
 def retrieval_ranks(pairs: pl.DataFrame, retrieval: Mapping[str, Any]) -> pl.DataFrame:
