@@ -30,7 +30,7 @@ SingleArray = NDArray[np.float32]
 
 KS = (1, 5, 10)
 DIRECTIONS = ("video_to_text", "text_to_video")
-_BLOCK = 1024  # videos, and texts, per block: 8 MB of similarities
+_BLOCK = 512  # queries, and candidates, per block: 2 MB of similarities, and as much per positive of a query
 _WORD = re.compile(r"\w+")
 _LONGEST = 4  # words of an n-gram in BLEU
 
@@ -127,21 +127,16 @@ def _ranking(queries: SingleArray, candidates: SingleArray, pairs: IntArray, ks:
     num_wrong = np.zeros(query.size, dtype=np.int64)
     for top in range(0, len(queries), _BLOCK):
         left = queries[top : top + _BLOCK].astype(np.float64)
-        begins = starts[top : top + len(left) + 1]
-        own = slice(begins[0], begins[-1])
+        own = slice(starts[top], starts[top + len(left)])
         answers = candidates[candidate[own]].astype(np.float64)
         similarity[own] = np.vecdot(left[query[own] - top], answers)
-        limit = similarity - error[query]
-        number = np.diff(begins)
+        limit = similarity[own] - error[query[own]]
         for first in range(0, len(candidates), _BLOCK):
             scores = left @ candidates[first : first + _BLOCK].astype(np.float64).T
             column = candidate[own] - first
             inside = (column >= 0) & (column < scores.shape[1])
             scores[query[own][inside] - top, column[inside]] = -np.inf  # positives are not wrong
-            for level in range(int(number.max())):
-                rows = np.flatnonzero(number > level)
-                positives = begins[rows] + level
-                num_wrong[positives] += (scores[rows] >= limit[positives, None]).sum(axis=1)
+            num_wrong[own] += (scores[query[own] - top] >= limit[:, None]).sum(axis=1)
     worst_first = np.lexsort((similarity, query))
     ranks = starts[query + 1] - np.arange(query.size) + num_wrong[worst_first]
     asked = np.flatnonzero(np.diff(starts))

@@ -24,7 +24,6 @@ from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGE_PREDICTIONS, TARGET_PREDICTIONS, read_table
-from fvc_lib.tasks.image.results import image_results
 from fvc_lib.tasks.image.task import (
     ImageDataset,
     ImageLabels,
@@ -43,6 +42,7 @@ from fvc_lib.tasks.image.training import (
     train_images,
 )
 from fvc_lib.tasks.mixing import Mix, MixSettings, class_losses, draw_mix, mixed_pixels, mixed_target
+from fvc_lib.tasks.split_results import image_results
 from tests.kits.engine_kit import stop_after
 from tests.kits.split_runs import image_results_of, image_tables, image_task, write_image_tables
 from tests.kits.training import ListLog

@@ -28,7 +28,7 @@ from fvc_lib.services.tables import (
     read_table,
 )
 from fvc_lib.tasks.predicting import predictor_of
-from fvc_lib.tasks.video_text.results import read_embeddings
+from fvc_lib.tasks.split_results import read_embeddings
 from tests.kits.bundle_kit import edited, sealed
 from tests.kits.split_runs import caption_run, picture_run
 from tests.kits.video_text_kit import write_tiny_bert

@@ -42,7 +42,7 @@ from fvc_lib.services.tables import (
     write_table,
 )
 from fvc_lib.tasks.shared_training import read_outcome
-from fvc_lib.tasks.video_text.results import chance_metrics, chance_of_ranks, read_embeddings, video_text_results
+from fvc_lib.tasks.split_results import chance_metrics, chance_of_ranks, read_embeddings, video_text_results
 from fvc_lib.tasks.video_text.task import VideoTextDataset, VideoTextOutputs, numbered
 from fvc_lib.tasks.video_text.training import (
     STAGE,
@@ -251,7 +251,7 @@ def test_chance_is_the_mean_over_all_orders(candidates, positives):
         gains.append(ndcg(ranks))
     expected = np.bincount(first, minlength=candidates + 1)[1:] / len(first)
     np.testing.assert_allclose(chance_of_ranks(candidates, positives), expected, atol=1e-12)
-    found = chance_metrics(np.array([candidates] * 3), np.array([positives] * 3), (1, 2, 9))
+    found = chance_metrics(candidates, np.array([positives] * 3), (1, 2, 9))
     assert found == pytest.approx(
         {
             "recall@1": np.mean(np.array(first) <= 1), "recall@2": np.mean(np.array(first) <= 2), "recall@9": 1.0,
