@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory import DeviceMemory, give_back_freed
-
-if TYPE_CHECKING:
-    pass  # whose packages a GPU's machine need not have
 
 
 @dataclass(frozen=True)
@@ -141,10 +138,8 @@ def release_cached_memory(device: torch.device) -> None:
 
     This is slow, so do not call it for every batch.
     """
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    elif device.type == "mps":
-        torch.mps.empty_cache()
+    if device.type != "cpu":
+        torch.get_device_module(device).empty_cache()
 
 
 def give_back_unused() -> None:

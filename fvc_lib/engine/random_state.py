@@ -15,7 +15,7 @@ made for a whole micro-batch at once. If an effective batch must be split, a net
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,16 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.engine.task import Batch
 from fvc_lib.services.errors import FvcError
 
 # Number of dimensions of a layer's input with a batch dimension; 0: any. Without it, the first dimension is channels.
 _LAYERS = {nn.Dropout: 0, nn.Dropout1d: 3, nn.Dropout2d: 0, nn.Dropout3d: 5}
 _FORWARDS = {layer.forward: (layer, dimensions) for layer, dimensions in _LAYERS.items()}
 _SHARES = ("dropout", "p", "drop_prob", "drop_path", "dropout_p", "attention_dropout", "attn_drop", "layerdrop")
-# Largest relative difference that counts as rounding when a sample is computed alone and together with another one:
-# in float32, and in lower precision. The inputs of two different samples differ by more.
-_TOLERANCE, _COARSE_TOLERANCE = 1e-2, 5e-2
 _REMEDY = (
     "Set this dropout to 0 or put its part into evaluation mode (module.eval() in the network's own train method), or "
     "train on one rank with batch_size the effective batch size."
@@ -103,20 +99,16 @@ def torch_state(device: torch.device) -> dict[str, Tensor]:
     The names are ``torch`` (CPU) and, if ``device`` is a GPU, ``device``.
     """
     states = {"torch": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["device"] = torch.cuda.get_rng_state(device)
-    elif device.type == "mps":
-        states["device"] = torch.mps.get_rng_state()
+    if device.type != "cpu":
+        states["device"] = torch.get_device_module(device).get_rng_state()
     return states
 
 
 def restore_torch_state(states: dict[str, Tensor], device: torch.device) -> None:
     """Set torch's generators to ``states``, which ``torch_state`` returned; other generators stay unchanged."""
     torch.set_rng_state(states["torch"])
-    if "device" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states["device"], device)
-    elif "device" in states and device.type == "mps":
-        torch.mps.set_rng_state(states["device"])
+    if "device" in states and device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(states["device"])
 
 
 # --- Dropout masks per sample
@@ -147,9 +139,7 @@ class SampleDropout:
         self.samples: Samples | None = None
         self._model, self._device = model, device
         self._names = {module: name for name, module in model.named_modules() if type(module).forward in _FORWARDS}
-        self._inputs: list[tuple[nn.Module, Tensor]] | None = None
         self._num_passes = self._num_draws = 0
-        self._checked = self._coarse = False
         for layer in self._names:  # on the instance, where nn.Module.__call__ finds it first
             layer.__dict__["forward"] = partial(self._dropped, layer)
         model.register_forward_pre_hook(self._begin)
@@ -159,59 +149,9 @@ class SampleDropout:
     def _active(self) -> bool:
         return any(layer.training and layer.p for layer in self._names)
 
-    @property
-    def is_to_be_checked(self) -> bool:
-        """Return whether ``check`` must run: none has succeeded, and a dropout layer with p > 0 is in training mode."""
-        return self._active and not self._checked
-
     def of(self, samples: Samples | None) -> None:
         """Set ``samples``, the samples of the next forward and backward passes; None: use torch's dropout."""
         self.samples, self._num_passes = samples, 0
-
-    def check(self, batch: Batch, forward: Callable[[int, Batch], Any]) -> None:
-        """Check that the first dimension of every dropout layer's input is the batch, in the order of the samples.
-
-        Two samples are computed together and separately, and the layers' inputs are compared. After a success, further
-        calls do nothing.
-
-        Args:
-            batch: samples to compute, at least one; if there is only one, it is used twice.
-            forward: function that takes the index of the first sample and the samples. It calls ``SampleDropout.of``
-                with them, and runs the model.
-
-        Raises:
-            DropoutSplitError: a layer's input has another order, or the number of dropout calls depends on the batch.
-        """
-        if not self.is_to_be_checked:
-            return
-        two = batch.part(0, 2)
-        if len(two) < 2:
-            two = Batch(two.sample_ids * 2, {name: torch.cat([tensor] * 2) for name, tensor in two.tensors.items()})
-        together, first, second = (
-            self._given(partial(forward, start, two.part(start, stop))) for start, stop in ((0, 2), (0, 1), (1, 2))
-        )
-        if not len(together) == len(first) == len(second):
-            raise DropoutSplitError(
-                f"{type(self._model).__name__} calls its dropout {len(together)} times for two samples and "
-                f"{len(first)} times for one, so its dropout would depend on how the effective batch is split. "
-                f"{_REMEDY}"
-            )
-        bound = _COARSE_TOLERANCE if self._coarse else _TOLERANCE
-        for (layer, rows), (_, one), (_, other) in zip(together, first, second, strict=True):
-            alone = torch.cat([one, other])
-            if rows.shape != alone.shape or (rows - alone).norm() > bound * alone.norm():
-                raise self._rows_are_not_samples(layer, rows)
-        self._checked = True
-
-    def _given(self, compute: Callable[[], Any]) -> list[tuple[nn.Module, Tensor]]:
-        found: list[tuple[nn.Module, Tensor]] = []
-        self._inputs = found
-        try:
-            with torch.no_grad():
-                compute()
-        finally:
-            self._inputs = None
-        return found
 
     def _begin(self, model: nn.Module, _: Any) -> None:
         samples = self.samples
@@ -236,15 +176,17 @@ class SampleDropout:
         if samples is None or not layer.training or not layer.p:
             untouched: Tensor = type(layer).forward(layer, values)
             return untouched
-        rows = len(values) if values.dim() else 0
-        count = samples.count
-        if not rows or rows % count:
+        rows, count = len(values), samples.count
+        # A sequence (T, B, features): its rows are the times of all samples.
+        is_time_first = values.dim() == 3 and values.shape[1] == count > 1 and rows != count
+        if rows % count or is_time_first:
             if samples.split:
-                raise self._rows_are_not_samples(layer, values)
+                raise DropoutSplitError(
+                    f"the effective batch must be split, and the input {tuple(values.shape)} of dropout layer "
+                    f"{self._names[layer]!r} does not hold one sample after the other in its first dimension. "
+                    f"Put the batch first (batch_first=True). {_REMEDY}"
+                )
             count = 1  # the effective batch is not split, so one mask for all samples will do
-        if self._inputs is not None:
-            self._inputs.append((layer, values.detach().clone()))
-            self._coarse |= torch.is_autocast_enabled(values.device.type) or values.dtype.itemsize < 4
         self._num_draws += 1
         call, generator = _call_number(), torch.Generator(values.device)
         dropped = torch.empty(_mask_shape(layer, values), dtype=torch.bool, device=values.device)
@@ -252,13 +194,6 @@ class SampleDropout:
             generator.manual_seed(stable_seed("dropout", call, samples.first + number))
             its_rows.bernoulli_(layer.p, generator=generator)
         return (values / (1 - layer.p) if layer.p < 1 else values).masked_fill(dropped, 0.0)
-
-    def _rows_are_not_samples(self, layer: nn.Module, values: Tensor) -> DropoutSplitError:
-        return DropoutSplitError(
-            f"the effective batch must be split, and the input {tuple(values.shape)} of dropout layer "
-            f"{self._names[layer]!r} does not hold one sample after the other in its first dimension. "
-            f" Put the batch first (batch_first=True). {_REMEDY}"
-        )
 
     def _refuse_other_draws(self, before: dict[str, Tensor]) -> None:
         """Raise ``DropoutSplitError`` if a forward pass drew random numbers for anything else than dropout masks.

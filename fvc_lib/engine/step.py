@@ -322,9 +322,6 @@ class BatchTransaction:
         largest = min(micro_batch, len(work.batch))
         if largest < work.num_samples:
             refuse_split_batch_norm(self._model, largest, work.num_samples)
-            if len(work.batch) and self._dropout.is_to_be_checked:  # skipped if memory does not suffice
-                attempt(partial(self._dropout.check, work.batch, partial(self._forward, work, split=True)))
-                self._restore(work)
         self._model.zero_grad(set_to_none=True)
         self._where = "forward"
 
@@ -352,16 +349,16 @@ class BatchTransaction:
         _logger.warning("out of memory (%s): micro-batch %d -> %d", failure, used, smaller)
         return smaller
 
-    def _forward(self, work: _Work, start: int, part: Batch, *, split: bool = False) -> tuple[Outputs, LossSum]:
-        part = self._at(work, start, part, split=split)
+    def _forward(self, work: _Work, start: int, part: Batch) -> tuple[Outputs, LossSum]:
+        part = self._at(work, start, part)
         with self._precision.autocast():
             outputs = self._task.forward(self._model, part)
             return outputs, self._task.loss(outputs, part)
 
-    def _at(self, work: _Work, start: int, part: Batch, *, split: bool = False) -> Batch:
+    def _at(self, work: _Work, start: int, part: Batch) -> Batch:
         """Return ``part`` on the device, after dropout was set to the masks of its samples."""
         self._where = "forward"
-        is_split = split or len(part) < work.num_samples
+        is_split = len(part) < work.num_samples
         self._dropout.of(Samples(work.first_sample + start, len(part), work.draws, is_split))
         return part.to(self._device)
 
