@@ -195,7 +195,6 @@ class Recomputable(Protocol):
 
         Their forward pass must depend only on inputs, weights and torch's random state.
         """
-        ...
 
 
 def recompute_activations(model: nn.Module) -> None:

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,8 @@ from fvc_lib.engine.task import LossMean
 from fvc_lib.services.checkpoint_files import CheckpointFolder
 from fvc_lib.services.memory import EventDetail, MemoryObserver, NoObserver, memory_advice
 
-if TYPE_CHECKING:
-    from pydantic import ConfigDict
-
 # Losses may be NaN, which JSON lacks. They are written as text, because null could not be read back as a number.
-NAN_AS_TEXT: "ConfigDict" = {"ser_json_inf_nan": "strings"}
+NAN_AS_TEXT = {"ser_json_inf_nan": "strings"}
 
 _logger = logging.getLogger(__name__)
 

@@ -13,10 +13,9 @@ import psutil
 
 from fvc_lib.execution.run.record import gpus
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.home import IS_CHECKOUT, NOTEBOOKS
+from fvc_lib.services.home import IS_CHECKOUT
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory import memory_budget
-from fvc_lib.services.tasks import STAGES
 
 CHILD_SECONDS = 60.0
 _INSTALL = (
@@ -37,7 +36,7 @@ class Finding:
         name: what was checked, for example ``torch on cuda``.
         state: ``ok``; ``warning``: a run works, but worse than it could; or ``problem``: a run fails.
         found: the observation in words, for example ``/home/me/runs: 12.3 GB free``.
-        remedy: what to do about a warning or problem; empty for ``ok``.
+        remedy: what to do about a warning or problem.
     """
 
     name: str
@@ -47,31 +46,23 @@ class Finding:
 
     def __str__(self) -> str:
         line = f"{self.state:<7}  {self.name:<22}  {self.found}"
-        return f"{line}\n{'':<33}-> {self.remedy}" if self.remedy else line
+        return line if self.state == "ok" else f"{line}\n{'':<33}-> {self.remedy}"
 
 
 def diagnose(config: RunConfig) -> list[Finding]:
-    """Check packages, notebooks, torch, disks and memory for a run with ``config``; return the findings in this order.
+    """Check packages, torch, disks and memory for a run with ``config``; return the findings in this order.
 
     The checks take a few seconds and leave no files.
     """
-    return [finding for check in (packages, notebooks, torch, disks, memory) for finding in check(config)]
+    return [finding for check in (packages, torch, disks, memory) for finding in check(config)]
 
 
 def packages(config: RunConfig) -> Iterator[Finding]:
     """Yield one finding: whether all packages that FVC requires are installed."""
     required = [re.split(r"[^\w.-]", text)[0] for text in metadata.requires("fvc_lib") or () if "extra ==" not in text]
-    if missing := [name for name in required if not any(metadata.distributions(name=name))]:
-        yield Finding("packages", "problem", f"not installed: {', '.join(missing)}", _INSTALL)
-    else:
-        yield Finding("packages", "ok", f"all {len(required)} are installed")
-
-
-def notebooks(config: RunConfig) -> Iterator[Finding]:
-    """Yield one finding: whether the notebook of every stage is in the checkout or in the installed package."""
-    missing = [stage.name for stage in STAGES if not (NOTEBOOKS / f"{stage.name}.ipynb").is_file()]
-    found = f"{NOTEBOOKS}: {', '.join(missing)} missing" if missing else f"all {len(STAGES)} are in {NOTEBOOKS}"
-    yield Finding("notebooks", "problem" if missing else "ok", found, _INSTALL if missing else "")
+    missing = [name for name in required if not any(metadata.distributions(name=name))]
+    found = f"not installed: {', '.join(missing)}" if missing else f"all {len(required)} are installed"
+    yield Finding("packages", "problem" if missing else "ok", found, _INSTALL)
 
 
 def torch(config: RunConfig) -> Iterator[Finding]:
@@ -85,11 +76,10 @@ def torch(config: RunConfig) -> Iterator[Finding]:
         f"{__name__}:probe_torch", devices, workers=1, timeout_seconds=CHILD_SECONDS, memory_bytes=None
     ):
         device = devices[answer.position]
-        if not answer.failure:
-            yield Finding(f"torch on {device}", "ok", f"torch {answer.value} computes")
-        else:  # with device auto a run falls back to the CPU
-            state: State = "warning" if (device, config.device) == ("cuda", "auto") else "problem"
-            yield Finding(f"torch on {device}", state, answer.detail, remedy)
+        # With device auto a run falls back to the CPU.
+        failed: State = "warning" if (device, config.device) == ("cuda", "auto") else "problem"
+        found = answer.detail if answer.failure else f"torch {answer.value} computes"
+        yield Finding(f"torch on {device}", failed if answer.failure else "ok", found, remedy)
 
 
 def probe_torch(device: str) -> str:
@@ -117,10 +107,9 @@ def disks(config: RunConfig) -> Iterator[Finding]:
                 free = shutil.disk_usage(existing).free
         except OSError as error:
             yield Finding(name, "problem", f"{folder}: cannot be written: {error.strerror}", remedy)
-            continue
-        is_little = free < _LITTLE_DISK_BYTES
-        found = f"{folder}: {free / 1e9:.1f} GB free"
-        yield Finding(name, "warning" if is_little else "ok", found, remedy if is_little else "")
+        else:
+            found = f"{folder}: {free / 1e9:.1f} GB free"
+            yield Finding(name, "warning" if free < _LITTLE_DISK_BYTES else "ok", found, remedy)
 
 
 def memory(config: RunConfig) -> Iterator[Finding]:
@@ -131,7 +120,5 @@ def memory(config: RunConfig) -> Iterator[Finding]:
     budget, free = memory_budget(config.mem_gb), psutil.virtual_memory().available
     found = f"{budget.total_bytes / 1e9:.2f} GB may be used ({budget.origin}), {free / 1e9:.2f} GB are free"
     remedy = "a training takes 0.9 GB: ask for more (mem_gb, SLURM's --mem), or end other programs"
-    if min(budget.total_bytes, free) >= _TRAINING_BYTES:
-        yield Finding("memory", "ok", found)
-    else:
-        yield Finding("memory", "problem" if budget.total_bytes < _TRAINING_BYTES else "warning", found, remedy)
+    too_little: State = "problem" if budget.total_bytes < _TRAINING_BYTES else "warning"
+    yield Finding("memory", "ok" if min(budget.total_bytes, free) >= _TRAINING_BYTES else too_little, found, remedy)

@@ -181,16 +181,11 @@ class FileRegistry(Registry[T]):
         The file is not imported.
 
         Raises:
-            UsageError: ``name`` is a path without ``:ITEM``, or a name that is not registered. In the first case the
-                message has the items that the file defines.
+            UsageError: ``name`` is a path without ``:ITEM``, or a name that is not registered.
         """
         if name.endswith(".py"):
-            found, kind = "The file cannot be read.", ast.ClassDef if self.holds == "class" else ast.FunctionDef
-            with suppress(OSError, SyntaxError, ValueError):
-                lines = ast.parse(Path(name).expanduser().read_bytes()).body
-                found = f"It defines {', '.join(line.name for line in lines if isinstance(line, kind)) or 'none'}."
             raise UsageError(
-                f"{self.kind} {name!r}: a file, and no {self.holds} of it. Give {name}:{self.holds.upper()}. {found}"
+                f"{self.kind} {name!r}: a file, and no {self.holds} of it. Give {name}:{self.holds.upper()}."
             )
         path = self.file_of(name)
         return super().check(name) if path is None else f"{path.expanduser().absolute()}:{name.rpartition(':')[2]}"
@@ -240,24 +235,19 @@ def _code_of_file(path: Path) -> list[Path]:
 
     Imports of those modules are followed too. For an imported package, all its files are returned.
     """
-    found: set[Path] = set()
-    todo = [path]
-    while todo:
-        file = todo.pop()
-        if file in found:
-            continue
-        found.add(file)
-        try:
+    found = [path]
+    for file in found:  # imported files are added to the list meanwhile
+        with suppress(OSError, SyntaxError, ValueError):  # importing the file will raise the error
             nodes = list(ast.walk(ast.parse(file.read_bytes())))
-        except (OSError, SyntaxError, ValueError):
-            continue  # importing the file will raise the error
-        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-        names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
-        for name in names:
-            local = path.parent / name.partition(".")[0]
-            if local.name != "fvc_lib":  # changes of the library are tracked elsewhere (``code_versions``)
-                module = local.with_suffix(".py")
-                todo += [module] if module.is_file() else local.rglob("*.py")
+            names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+            names |= {
+                node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level
+            }
+            # Changes of the library are tracked elsewhere (``code_versions``).
+            for name in {name.partition(".")[0] for name in names} - {"fvc_lib"}:
+                module = path.parent / f"{name}.py"
+                files = [module] if module.is_file() else (path.parent / name).rglob("*.py")
+                found += [file for file in files if file not in found]
     return sorted(found)
 
 

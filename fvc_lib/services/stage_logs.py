@@ -336,7 +336,6 @@ class Report(Protocol):
 
         ``part`` describes the next unit. ``what`` names the units where they are not those that the callback expects.
         """
-        ...
 
 
 def silent(_part: str, _done: int, _total: int) -> None:

@@ -62,7 +62,7 @@ def test_the_numbers_of_a_network_are_measured():
 @pytest.mark.parametrize(
     ("command", "code", "words"),
     [
-        (["detectors", "nets.py"], 2, "Give nets.py:CLASS. It defines Net, Wide."),
+        (["detectors", "nets.py"], 2, "Give nets.py:CLASS."),
         (["detectors", "nets.py:Net"], 0, "4 parameters"),
         (["detectors", "nets.py:Wide"], 0, "missing 1 required positional argument: 'width'"),
         (["doctor", "-p", "model", "nets.py:Wide"], 1, "missing 1 required positional argument: 'width'"),
