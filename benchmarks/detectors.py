@@ -49,7 +49,7 @@ from fvc_lib.engine.optimizer import build_optimizer, learning_rate_at
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.task import Batch
 from fvc_lib.services.atomic_files import write_text
-from fvc_lib.services.memory import ProcessTree, frozen_garbage, peak_rss_bytes
+from fvc_lib.services.memory import ProcessTree, peak_rss_bytes
 from fvc_lib.services.stage_logs import SAMPLE_INTERVAL_SECONDS
 
 MOST_CPU_PERCENT, MOST_MEMORY_PERCENT, MOST_STEP_MS = 3.0, 5.0, 500.0
@@ -116,7 +116,7 @@ Side = Callable[[Round, Path, Pause], Mapping[str, Tensor]]
 def with_engine(own: Round, folder: Path, pause: Pause) -> Mapping[str, Tensor]:
     """With what a run has: metric log, memory sampler, checkpoints."""
     extras = Extras(folder, logged=1, sample_seconds=SAMPLE_INTERVAL_SECONDS, checkpoint_seconds=CHECKPOINT_SECONDS)
-    with extras.metrics() as metrics, extras.around(), frozen_garbage():
+    with extras.metrics() as metrics, extras.around():
         engine = Engine(
             own.task(), own.settings, resolve_device("cpu", "off"), extras.checkpoints, metrics,
             memory=CurrentObserver(extras), stop=lambda: pause() is not None,
@@ -126,9 +126,8 @@ def with_engine(own: Round, folder: Path, pause: Pause) -> Mapping[str, Tensor]:
 
 def with_bare_loop(own: Round, folder: Path, pause: Pause) -> Mapping[str, Tensor]:
     bare = BareLoop(own.task(), own.settings, own.training.loss_weights)
-    with frozen_garbage():
-        for _ in bare.turns():
-            pause()
+    for _ in bare.turns():
+        pause()
     return bare.best_model
 
 
@@ -170,8 +169,7 @@ def with_trainer(own: Round, folder: Path, pause: Pause) -> Mapping[str, Tensor]
         _WithLoss(model), options, train_dataset=loader.dataset, optimizers=(optimizer, schedule), callbacks=[Paused()]
     )
     trainer.remove_callback(transformers.PrinterCallback)
-    with frozen_garbage():
-        trainer.train()
+    trainer.train()
     return model.state_dict()
 
 
@@ -183,22 +181,21 @@ def with_fabric(own: Round, folder: Path, pause: Pause) -> Mapping[str, Tensor]:
     bare, optimizer, loader = own.begun()
     model, optimizer = fabric.setup(bare, optimizer)
     loader = fabric.setup_dataloaders(loader)
-    with frozen_garbage():
-        for number, batch in enumerate(loader):
-            step, part = divmod(number, own.parts)
-            last = part == own.parts - 1
-            if part == 0:
-                pause()
-                for group in optimizer.param_groups:
-                    group["lr"] = own.rate(step)
-            with fabric.no_backward_sync(model, enabled=not last):
-                loss = F.binary_cross_entropy_with_logits(model(batch["frames"]), batch["labels"])
-                fabric.backward(loss / own.parts)
-            if last:
-                fabric.clip_gradients(model, optimizer, max_norm=own.settings.max_gradient_norm)
-                optimizer.step()
-                optimizer.zero_grad()
-        pause()
+    for number, batch in enumerate(loader):
+        step, part = divmod(number, own.parts)
+        last = part == own.parts - 1
+        if part == 0:
+            pause()
+            for group in optimizer.param_groups:
+                group["lr"] = own.rate(step)
+        with fabric.no_backward_sync(model, enabled=not last):
+            loss = F.binary_cross_entropy_with_logits(model(batch["frames"]), batch["labels"])
+            fabric.backward(loss / own.parts)
+        if last:
+            fabric.clip_gradients(model, optimizer, max_norm=own.settings.max_gradient_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+    pause()
     return bare.state_dict()
 
 

@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Take all that was imported out of the garbage collector's way: a collection then costs no 0.3 s any more, each
-    training has two (``frozen_garbage``) and each out-of-memory one. What is garbage among it stays.
+    out-of-memory has one. What is garbage among it stays.
     """
     _freeze()
     gc.enable()

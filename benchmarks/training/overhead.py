@@ -19,7 +19,6 @@ from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loop import Engine
 from fvc_lib.engine.training_state import TrainingState
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory import frozen_garbage
 from fvc_lib.services.stage_logs import SAMPLE_INTERVAL_SECONDS
 
 BESIDES = ("metric log", "sampler", "checkpoints")
@@ -66,7 +65,7 @@ def compete(
     bare = BareLoop(task, settings, training.loss_weights)
     turns = Turns(bare.turns(), turns_per_block, extras.around)
     device, observer = resolve_device("cpu", "off"), CurrentObserver(extras)
-    with extras.metrics() as metrics, frozen_garbage():
+    with extras.metrics() as metrics:
         engine = Engine(task, settings, device, extras.checkpoints, metrics, memory=observer, stop=turns)
         state = engine.fit()
         turns.finish()

@@ -20,7 +20,6 @@ from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.task import Batch, LossSum, Outputs, Sample
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
-from fvc_lib.services.memory import frozen_garbage
 
 _WIDTH, _DEPTH = 1646, 4  # the weights and two moments of these layers are 130 MB in float32
 _BATCH = 32
@@ -138,7 +137,7 @@ def _watched_epoch(folder: Path, steps: int, between_seconds: float, width: int)
         epochs=1, effective_batch_size=_BATCH, micro_batch=_BATCH, learning_rate=1e-4, weight_decay=0.01,
         warmup_share=0.1, max_gradient_norm=1.0, early_stopping_epochs=0, seed=0, checkpoint_seconds=between_seconds,
     )  # fmt: skip
-    with tempfile.TemporaryDirectory(dir=folder) as name, frozen_garbage():
+    with tempfile.TemporaryDirectory(dir=folder) as name:
         checkpoints = WatchedFolder(Path(name) / "checkpoints")
         watched = Watched(checkpoints)
         engine = Engine(

@@ -199,8 +199,7 @@ def _measured(
 def training_memory(compute: ComputeDevice, observer: MemoryObserver | None) -> Iterator[MemoryObserver]:
     """Prepare the process for a training within the block, and release the device's cached memory at its end.
 
-    CUDA kernels are chosen (``cuda_kernels``). A GPU's memory is reported to ``observer``. Objects that exist at the
-    beginning are excluded from garbage collection (``frozen_garbage``), which makes it faster.
+    CUDA kernels are chosen (``cuda_kernels``). A GPU's memory is reported to ``observer``.
 
     Yields:
         ``observer``; if it is None, an observer that records nothing.
@@ -210,7 +209,7 @@ def training_memory(compute: ComputeDevice, observer: MemoryObserver | None) -> 
     probe = devices.device_memory_probe(compute.device)
     if probe is not None:
         observer.watch_device(str(compute.device), probe)
-    with devices.cuda_kernels(compute), memory.frozen_garbage():
+    with devices.cuda_kernels(compute):
         try:
             yield observer
         finally:

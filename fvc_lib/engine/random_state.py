@@ -30,7 +30,6 @@ from fvc_lib.services.errors import FvcError
 # Number of dimensions of a layer's input with a batch dimension; 0: any. Without it, the first dimension is channels.
 _LAYERS = {nn.Dropout: 0, nn.Dropout1d: 3, nn.Dropout2d: 0, nn.Dropout3d: 5}
 _FORWARDS = {layer.forward: (layer, dimensions) for layer, dimensions in _LAYERS.items()}
-_SHARES = ("dropout", "p", "drop_prob", "drop_path", "dropout_p", "attention_dropout", "attn_drop", "layerdrop")
 _REMEDY = (
     "Set this dropout to 0 or put its part into evaluation mode (module.eval() in the network's own train method), or "
     "train on one rank with batch_size the effective batch size."
@@ -209,16 +208,9 @@ class SampleDropout:
         after = capture_random_state(self._device)
         if all(state.equal(after[name]) for name, state in before.items()):
             return
-        suspects = []
-        for name, module in self._model.named_modules():
-            if module.training and module not in self._names:
-                shares = [getattr(module, attribute, 0) for attribute in _SHARES]
-                if any(isinstance(share, float) and share > 0 for share in shares):
-                    suspects.append(f"{name} ({type(module).__name__})")
-        where = f": {', '.join(suspects[:5])}" if suspects else ""
         raise DropoutSplitError(
             f"{type(self._model).__name__} draws random numbers that are not those of an nn.Dropout layer (dropout of "
-            f"attention, of a recurrent layer or as a function, drop-path and the like){where}. The effective batch "
+            f"attention, of a recurrent layer or as a function, drop-path and the like). The effective batch "
             f"must be split, and they would be drawn again for every part, which changes the result. {_REMEDY}"
         )
 

@@ -27,7 +27,7 @@ from fvc_lib import CHECKOUT
 from fvc_lib.engine.ranks import RankEndedError, RankLostError, described, error_named
 from fvc_lib.services.errors import FvcError, StoppedError
 from fvc_lib.services.memory import DeviceMemory, EventDetail, MemoryObserver
-from fvc_lib.services.stage_logs import JsonLines, Report
+from fvc_lib.services.stage_logs import JsonLines, Report, not_reported
 
 LAUNCH_VARIABLE = "FVC_RANK_LAUNCH"
 _WATCH_SECONDS = 0.2
@@ -149,7 +149,7 @@ def run_ranks(
     *,
     memory: MemoryObserver,
     stop: Callable[[], bool] | None = None,
-    progress: Report | None = None,
+    progress: Report = not_reported,
 ) -> None:
     """Run ``python -m module arguments`` as ``size`` ranks and wait for their end.
 
@@ -163,7 +163,7 @@ def run_ranks(
         launch: options that are passed to every rank.
         memory: receives the ranks' phases, steps and events.
         stop: called several times a second; if it returns True, the ranks save their state and end.
-        progress: receives the progress of rank 0; None: nobody does.
+        progress: receives the progress of rank 0.
 
     Raises:
         StoppedError: the ranks stopped on request; their state is saved.
@@ -178,9 +178,7 @@ def run_ranks(
     read = dict.fromkeys([rank_file(log, rank) for rank in range(size)], 0)  # bytes
     for path in (launch.stop, *read):
         path.unlink(missing_ok=True)  # an earlier attempt's
-    calls: dict[str, Callable[..., None]] = {"at": memory.at, "event": memory.event}
-    if progress is not None:
-        calls["progress"] = progress
+    calls: dict[str, Callable[..., None]] = {"at": memory.at, "event": memory.event, "progress": progress}
 
     def take() -> None:
         for rank, (path, start) in enumerate(list(read.items())):

@@ -34,7 +34,7 @@ from papermill.engines import NBClientEngine, NotebookExecutionManager, papermil
 from papermill.exceptions import PapermillExecutionError
 
 from fvc_lib.execution.kernel_server import KernelProcess, KernelServer
-from fvc_lib.execution.run.status import StageError
+from fvc_lib.execution.run.status import KernelOutcome, StageError
 from fvc_lib.execution.stages import Notebook, check_parameters, notebook_of
 from fvc_lib.services.atomic_files import temporary_of, write_bytes
 
@@ -48,27 +48,6 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LOG = logging.getLogger("fvc.kernel")
 _LOG.addHandler(logging.NullHandler())  # else Python prints nbclient's warnings between the lines of progress
 _LOG.propagate = False
-
-
-@dataclass(frozen=True)
-class KernelOutcome:
-    """How the execution of a notebook ended. After a success all fields have their defaults.
-
-    There are three kinds of failure: a cell raised an exception, the kernel died, or the kernel never started.
-    """
-
-    error: StageError | None = None  # the exception that a cell raised; None if none did
-    died: bool = False  # whether the kernel's process ended before the last cell
-    return_code: int | None = None  # exit status of a kernel that died; -N if signal N killed it
-    never_started: str | None = None  # the reason if no cell could run
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of a command that runs only this notebook: 0 after a success, 1 if the kernel died.
-
-        If a cell raised, it is the exception's ``exit_code``, or 1 if the exception has none.
-        """
-        return 1 if self.died else 0 if self.error is None else self.error.exit_code or 1
 
 
 @dataclass

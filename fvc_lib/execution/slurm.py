@@ -186,32 +186,25 @@ def plan_jobs(
     asked = list({task.stage.name: task.stage for task in tasks}.values())
     sharded = {stage.name for stage in asked if site.shard_tasks > 1 and stage.sharded(config)}
     groups = _groups(asked, stages, sharded)
-    # Names of jobs: 04_fold_training for one stage, 01_data_index_to_03_augmentation for several.
-    name_of = dict[str, str]()
-    for group in groups:
-        name = group[0].name + (f"_to_{group[-1].name}" if len(group) > 1 else "")
-        name_of |= dict.fromkeys((stage.name for stage in group), name)
     needs = {stage.name: stage.comes_after for stage in stages}
     jobs: list[SlurmJob] = []
 
-    def add(job: SlurmJob, needed: Collection[str], after: Sequence[str] = ()) -> None:
-        before = [other for other in jobs if other.name in needed]
+    def add(job: SlurmJob) -> None:
+        needed = set[str]().union(*(all_needed(needs, name) for name in job.stages))
+        # Shards end before the notebook of their stage, which the other stages wait for.
+        before = [other for other in jobs if not set(other.stages).isdisjoint(job.stages if other.shards else needed)]
         singles = tuple(other.name for other in before if other.folds is None)
         arrays = tuple(other.name for other in before if other.folds is not None)
-        jobs.append(job.model_copy(update={"needs": singles, "after": (*arrays, *after)}))
+        jobs.append(job.model_copy(update={"needs": singles, "after": arrays}))
 
     for group in groups:
-        name = name_of[group[0].name]
-        before_of = {
-            stage.name: {name_of[need] for need in all_needed(needs, stage.name) & name_of.keys()} - {name}
-            for stage in group
-        }
-        shards = [_shards_job(stage, config, site, site.shard_tasks) for stage in group if stage.name in sharded]
-        for array in shards:
-            add(array, before_of[array.stages[0]])
+        for stage in group:
+            if stage.name in sharded:
+                add(_shards_job(stage, config, site, site.shard_tasks))
+        # Names of jobs: 04_fold_training for one stage, 01_data_index_to_03_augmentation for several.
+        name = group[0].name + (f"_to_{group[-1].name}" if len(group) > 1 else "")
         folds = sorted(task.fold for task in tasks if task.stage is group[0] and task.fold is not None)
-        whole = _job(name, group, config, site, folds=tuple(folds) if group[0].per_fold else None)
-        add(whole, set().union(*before_of.values()), [array.name for array in shards])
+        add(_job(name, group, config, site, folds=tuple(folds) if group[0].per_fold else None))
     return jobs
 
 

@@ -32,7 +32,6 @@ DEFAULT_MEMORY_BYTES = 4 << 30
 # Peak resident memory of a process that decodes or measures 1080p videos: 85 to 140 MB (Linux, x86-64).
 WORKER_BYTES = 150_000_000
 _START_SECONDS = 120.0
-_EXIT_SECONDS = 5.0
 LOOK_SECONDS = 0.5
 
 
@@ -300,13 +299,10 @@ class _Child:
     def _death(self) -> str:
         """Return a text with the child's signal or exit code and the last line of its standard error.
 
-        A child that still runs is killed after a few seconds.
+        A child that still runs is killed.
         """
-        try:
-            code = self._process.wait(_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:  # it closed its output but lives on
-            self._process.kill()
-            code = self._process.wait()
+        self._process.kill()  # it closed its output, but may live on
+        code = self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         self._errors.seek(0)
         lines = self._errors.read()[-4096:].decode("utf-8", "replace").split("\n")

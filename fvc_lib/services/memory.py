@@ -1,13 +1,12 @@
 """Determine the memory budget of a run, measure the memory of processes, and give advice after memory ran out."""
 
 import ctypes
-import gc
 import os
 import re
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol
@@ -208,13 +207,9 @@ def _resident_and_peak(pid: int) -> tuple[int, int]:
 def _descendants(pid: int) -> set[int]:
     """Return the process ids of all descendants of process ``pid``.
 
-    They are read from ``/proc`` if it exists, because psutil would read every process of the machine.
+    They are read from ``/proc``, because psutil would read every process of the machine. Without ``/proc`` (macOS) none
+    are found.
     """
-    if not _PROC.is_dir():
-        import psutil
-
-        with suppress(psutil.Error):
-            return {child.pid for child in psutil.Process(pid).children(recursive=True)}
     descendants: set[int] = set()
     waiting = [pid]
     while waiting:
@@ -334,26 +329,6 @@ class MemoryObserver(Protocol):
 
 class NoObserver(MemoryObserver):
     """An observer that records nothing."""
-
-
-@contextmanager
-def frozen_garbage() -> Iterator[None]:
-    """Exclude all objects that exist at the beginning of the block from garbage collection within it.
-
-    Otherwise a full collection visits every object of every imported module, which takes 0.1 s. Objects made in the
-    block are still collected, so a reference cycle that holds tensors is freed. A full collection runs before and after
-    the block. A nested block does nothing.
-    """
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        gc.collect()
 
 
 # The work that ran out of memory, in this order: a training step; one sample alone; a loss that compares all samples of

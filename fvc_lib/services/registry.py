@@ -578,13 +578,7 @@ class BackboneRegistry(Registry[Callable[[TrunkOptions], Any]]):
         Raises:
             UsageError: ``name`` is neither a backbone nor a detector.
         """
-        if self.is_own(name):
-            return name
-        try:
-            return DETECTORS.check(name)
-        except UsageError as error:
-            near = did_you_mean(name, self.names())
-            raise UsageError(f"{error} A {self.kind} may also be {' or '.join(self.names())}.{near}") from error
+        return name if self.is_own(name) else DETECTORS.check(name)
 
     def identity(self, name: str) -> str:
         """Return the text that represents the backbone or detector ``name`` in a run's hash."""

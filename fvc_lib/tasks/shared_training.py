@@ -656,7 +656,7 @@ class OpenTraining(Generic[R]):
         launch = Launch(self._config.model_dump_json(), str(log), self._attempt, self._kind.identity)
         run_ranks(
             "fvc_lib.tasks.rank", arguments, self._config.num_ranks, launch,
-            memory=self._memory or NoObserver(), stop=self._stop, progress=self._progress,
+            memory=self._memory or NoObserver(), stop=self._stop, progress=self._progress or not_reported,
         )  # fmt: skip
         written = read_outcome(self._folder / OUTCOME, self._record)
         if written is None:

@@ -104,37 +104,30 @@ def test_any_split_drops_what_the_whole_batch_does(name, micro_batch):
 class Function(nn.Module):
     """A module that calls ``function``."""
 
-    def __init__(self, function, **attributes):
+    def __init__(self, function):
         super().__init__()
         self.function = function
-        self.__dict__.update(attributes)
 
     def forward(self, values):
         return self.function(values)
 
 
 OTHER_DRAWS = {
-    "encoder layer": (
-        lambda share: nn.TransformerEncoderLayer(8, 2, 8, share, batch_first=True).double(),
-        r"between.self_attn \(MultiheadAttention\)",
-    ),
-    "function": (lambda share: Function(partial(F.dropout, p=share)), "as a function"),
-    "alpha": (lambda share: nn.AlphaDropout(share), r"between \(AlphaDropout\)"),
-    "drop-path": (
-        lambda share: Function(lambda x: x * (torch.rand(len(x), 1, 1) >= share) if share else x, drop_prob=share),
-        r"between \(Function\)",
-    ),
-    "whole layer": (lambda share: Function(lambda x: x * (random.random() >= share) if share else x), "draws random"),
+    "encoder layer": lambda share: nn.TransformerEncoderLayer(8, 2, 8, share, batch_first=True).double(),
+    "function": lambda share: Function(partial(F.dropout, p=share)),
+    "alpha": lambda share: nn.AlphaDropout(share),
+    "drop-path": lambda share: Function(lambda x: x * (torch.rand(len(x), 1, 1) >= share) if share else x),
+    "whole layer": lambda share: Function(lambda x: x * (random.random() >= share) if share else x),
 }
 
 
 @pytest.mark.parametrize("name", OTHER_DRAWS)
 def test_other_draws_are_refused_where_they_would_depend_on_the_split(name):
-    make, says = OTHER_DRAWS[name]
+    make = OTHER_DRAWS[name]
     model = Clips(nn.Sequential())
     model.between = nn.Sequential(nn.Dropout(0.5), make(0.4))
     gradients(model, NUM_SAMPLES)
-    with pytest.raises(DropoutSplitError, match=rf"(?s){says.replace('between', 'between.1')}.*evaluation mode"):
+    with pytest.raises(DropoutSplitError, match=r"draws random numbers.*evaluation mode"):
         gradients(model, 3)
     model.between = nn.Sequential(nn.Dropout(0.5), make(0.0))
     whole = gradients(model, NUM_SAMPLES)

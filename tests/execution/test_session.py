@@ -138,7 +138,7 @@ def test_a_signal_only_sets_a_flag_while_the_stage_asks_for_it(runs_dir, opened)
 
 
 def test_a_stage_that_only_looks_opens_while_its_run_is_worked_on_and_begins_none(runs_dir):
-    with pytest.raises(UsageError, match="only looks at runs"):
+    with pytest.raises(UsageError, match=r"no run called 'new'.* begin one"):
         open_stage("06_analysis_dashboard", {"run_dir": "new"}, only_looks=True)
     assert list_runs(runs_dir) == []
     run = begin(runs_dir)

@@ -76,26 +76,20 @@ def test_each_kind_of_death_gets_one_sentence_of_advice(tmp_path, phase, stage, 
     assert (f"# {found}" in told) == (found is not None)
 
 
-DISK_FULL = "[Errno 28] No space left on device"
-FULL = StageError(name="OSError", message=DISK_FULL)
-
-
 @pytest.mark.parametrize(
-    ("stage", "clean", "fork"),
+    ("stage", "fork"),
     [
-        ({"exit_code": 1, "error": FULL, "reason": "a cell failed"}, True, False),
-        ({"exit_code": 1, "reason": f"the runner could not go on: {DISK_FULL}"}, True, False),
-        ({"exit_code": 1}, False, False),
-        ({"exit_code": 2}, False, True),
-        ({"exit_code": 3}, False, True),
-        ({"exit_code": 138}, False, False),
+        ({"exit_code": 1}, False),
+        ({"exit_code": 2}, True),
+        ({"exit_code": 3}, True),
+        ({"exit_code": 138}, False),
     ],
 )
-def test_every_end_names_the_command_that_goes_on(tmp_path, stage, clean, fork):
+def test_every_end_names_the_command_that_goes_on(tmp_path, stage, fork):
     run = RunPaths(tmp_path / "a run")
     line = what_next(run, StageStatus(state="failed", **stage))
     assert f"python run_notebooks.py --resume '{tmp_path}/a run'" in line
-    assert ("run_notebooks.py clean" in line, "--fork -p NAME VALUE" in line) == (clean, fork)
+    assert ("--fork -p NAME VALUE" in line) == fork
 
 
 def test_kills_for_memory_are_counted_in_the_own_group_or_the_nearest_above(tmp_path):

@@ -1,16 +1,13 @@
 """Small corpora and runs of tasks image and video_text. A picture shows a pattern; its brightness is the number."""
 
 import hashlib
-from contextlib import nullcontext
 
 import numpy as np
 import polars as pl
-import pytest
 from PIL import Image
 
 from fvc_lib.corpus.samples.drawings import make_clip, plan_clips
 from fvc_lib.engine.training_state import NoMetrics
-from fvc_lib.services import memory as memory_policy
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.records.digests import write_document
@@ -146,8 +143,7 @@ def caption_run(folder, counts=None, **settings):
     write_table(pairs, VIDEO_TEXTS, paths.video_texts)
     paths.params_yaml.write_text(config.to_yaml())
     write_document(paths.run_json, {})
-    with pytest.MonkeyPatch.context() as patch, forked_workers():
-        patch.setattr(memory_policy, "frozen_garbage", nullcontext)
+    with forked_workers():
         train_video_text(paths, config, metric_log=NoMetrics())
     video_text_results_of(paths, config)
     return paths, root

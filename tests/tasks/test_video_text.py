@@ -4,7 +4,6 @@ import hashlib
 import math
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from itertools import permutations
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from fvc_lib.engine.step import BatchTransaction
 from fvc_lib.engine.task import Batch
 from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.metrics.video_text import retrieval_metrics
-from fvc_lib.services import memory as memory_policy
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
@@ -349,14 +347,6 @@ def tiny_config(folder, **changes) -> RunConfig:
     }  # fmt: skip
     (folder / "manifest.csv").touch()
     return resolve_config(values | changes, environ={})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_frozen_garbage():
-    """Two collections of a test process's whole heap would take most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_policy, "frozen_garbage", nullcontext)
-        yield
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ import polars as pl
 
 from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries, temporary_of
 from fvc_lib.services.config import OF_MODEL, RunConfig, meaning
-from fvc_lib.services.errors import DataError, StoppedError, UsageError, command_text
+from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.isolated_workers import SUSPECTS
 from fvc_lib.services.parameters import resolve_config, run_config
-from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run, list_runs, stage_key
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run, stage_key
 from fvc_lib.services.stage_logs import MemorySampler, MetricLog, Report
 from fvc_lib.services.tasks import TASK_OF_STAGE
 
@@ -91,13 +91,10 @@ def bar_reporter(what: str) -> Report:
     bar = tqdm(desc=what)
 
     def report(done: int, total: int, part: str = "", what: str = what) -> None:
-        if bar.desc.partition(":")[0] != what:  # other units from here on
-            bar.reset(total)
-            bar.set_description(what)
+        bar.set_description(what, refresh=False)
         bar.total = total
-        bar.set_postfix_str(part, refresh=False)
-        bar.update(done - bar.n)
-        bar.refresh()
+        bar.n = done
+        bar.set_postfix_str(part)
         if done >= total:
             bar.close()
 
@@ -303,7 +300,7 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
         which_run.refuse_unknown_parameters(stage, namespace.get("In", ()))
         edited = which_run.edited_values({name: namespace[name] for name in parameters}, TASK_OF_STAGE.get(stage))
         if only_looks:
-            paths = _run_to_look_at(run_dir, edited)
+            paths = find_run(resolve_config(edited).runs_dir, run_dir or "latest")
             config = run_config(paths.params_yaml)
         else:
             paths, config, _ = which_run.open_run(
@@ -320,24 +317,6 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, session.on_signal)
     return session
-
-
-def _run_to_look_at(run_dir: str, values: Mapping[str, Any]) -> RunPaths:
-    """Return an existing run for a notebook that only reads it.
-
-    Args:
-        run_dir: name or path of the run; empty: the newest run. The word ``new``, by which other notebooks begin a new
-            run, is refused.
-        values: ``{parameter: value}`` that the user has set; they may name another runs folder.
-
-    Raises:
-        UsageError: there is no such run, or ``run_dir`` is the word ``new``.
-    """
-    runs_dir = Path(resolve_config(values).runs_dir)
-    if run_dir == "new" or not (run_dir or list_runs(runs_dir)):
-        begin = command_text("-p", "corpus", "PATH")
-        raise UsageError(f"{str(runs_dir)!r} has no run, and this notebook only looks at runs. Begin one: {begin}")
-    return find_run(runs_dir, run_dir or "latest")
 
 
 def _in_a_cell(frame: FrameType | None) -> bool:

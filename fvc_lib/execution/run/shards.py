@@ -8,7 +8,6 @@ is rejected.
 """
 
 import hashlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from fvc_lib.execution.run.status import run_lock
-from fvc_lib.services.atomic_files import read_json_object, temporary_of
+from fvc_lib.services.atomic_files import read_json_object, write_json
 from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.isolated_workers import SUSPECTS
 
@@ -110,7 +109,6 @@ class ShardAtWork:
             given_up = {*before.given_up, *(set(before.in_hand) & set(before.alone))}
             alone = {*before.alone, *(before.in_hand if self._now.deaths >= _ALONE_AFTER else ())} - given_up
             self._now.alone, self._now.given_up = sorted(alone), sorted(given_up)
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._write()
 
     def report(self, done: int, total: int, part: str = "", what: str = "") -> None:
@@ -144,9 +142,7 @@ class ShardAtWork:
 
     def _write(self) -> None:
         self._written = time.monotonic()
-        temporary = temporary_of(self._path)
-        temporary.write_text(json.dumps(asdict(self._now)))
-        temporary.replace(self._path)
+        write_json(self._path, asdict(self._now))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -41,6 +42,27 @@ class StageError(BaseModel):
     message: str
     cell: int | None = None  # execution number of the cell, n in ``In [n]``; 0 or None if unknown
     exit_code: int | None = None  # attribute of the exception's class; None for errors of other libraries
+
+
+@dataclass(frozen=True)
+class KernelOutcome:
+    """How the execution of a notebook ended. After a success all fields have their defaults.
+
+    There are three kinds of failure: a cell raised an exception, the kernel died, or the kernel never started.
+    """
+
+    error: StageError | None = None  # the exception that a cell raised; None if none did
+    died: bool = False  # whether the kernel's process ended before the last cell
+    return_code: int | None = None  # exit status of a kernel that died; -N if signal N killed it
+    never_started: str | None = None  # the reason if no cell could run
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that runs only this notebook: 0 after a success, 1 if the kernel died.
+
+        If a cell raised, it is the exception's ``exit_code``, or 1 if the exception has none.
+        """
+        return 1 if self.died else 0 if self.error is None else self.error.exit_code or 1
 
 
 class StageStatus(BaseModel):
@@ -121,14 +143,12 @@ def read_status(run: RunPaths) -> RunStatus:
     """Return the status of ``run``.
 
     Raises:
-        DataError: ``status.json`` cannot be read or is damaged, or the folder is not a run.
+        DataError: ``status.json`` cannot be read or is damaged.
     """
     try:
         document = json.loads(run.status_json.read_text())
         status = RunStatus(**document)
-    except FileNotFoundError as error:
-        if not run.run_json.is_file():
-            raise DataError(f"{run.root}: no run: it has neither status.json nor run.json.") from error
+    except FileNotFoundError:
         # The lost file does no harm: the records of the stages show which stages are finished.
         return RunStatus(run_id=run.run_id, state="interrupted", started_utc=utc_now())
     except (OSError, ValueError, TypeError, ValidationError) as error:
@@ -320,12 +340,9 @@ def _of_tasks(folder: Path) -> list[Path]:
 
 
 def _refusal(path: Path) -> UsageError:
-    try:
-        pid, host = path.read_text().split()[:2]
-    except (OSError, ValueError):
-        pid, host = "unknown", "an unknown host"
+    owner = " on ".join(path.read_text().split())
     what = "this run" if path.name == "run.lock" else f"{path.stem} of this run"
     return UsageError(
-        f"another process works on {what}: process {pid} on {host}. Wait for it or stop it, then repeat the command. "
+        f"another process works on {what}: process {owner}. Wait for it or stop it, then repeat the command. "
         f"If that host is down, delete {path}."
     )

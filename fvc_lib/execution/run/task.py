@@ -5,7 +5,6 @@ exit code is the attribute ``exit_code`` of the exception, or 1 if there is none
 137 (killed, mostly for memory) or 138 (any other cause).
 """
 
-import errno
 import html
 import json
 import os
@@ -19,14 +18,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.kernel_server import KernelServer
 from fvc_lib.execution.run.session import progress_path, read_progress
-from fvc_lib.execution.run.status import StageError, StageStatus
+from fvc_lib.execution.run.status import KernelOutcome, StageError, StageStatus
 from fvc_lib.execution.stages import Notebook, Task
 from fvc_lib.services.atomic_files import utc_now, write_bytes
 from fvc_lib.services.config import DEFAULTS, RunConfig
@@ -43,15 +42,11 @@ from fvc_lib.services.memory import (
 )
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
 
-if TYPE_CHECKING:
-    from fvc_lib.execution.papermill_engine import KernelOutcome
-
 STOPPED = StoppedError.exit_code
 SAMPLE_INTERVAL_SECONDS = 0.2
 LEAST_SECONDS = 3.0  # how long a task must run before the remaining time is estimated
 _LOOK_BYTES = 256_000
 _LONGEST_MESSAGE = 2_000
-_DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 ERROR_MARKER_TAG = "papermill-error-cell-tag"  # papermill removes cells with it before it runs a notebook again
 
 
@@ -278,7 +273,7 @@ class TaskRun:
         parts.append(last_loss(self._metrics, self._attempt) or "")
         return "".join(char if char.isprintable() else "?" for char in f"  {'  '.join(filter(None, parts))}".rstrip())
 
-    def _run_kernel(self) -> "KernelOutcome":
+    def _run_kernel(self) -> KernelOutcome:
         from fvc_lib.execution.papermill_engine import KernelRequest, execute  # papermill takes a second to load
 
         given = {ATTEMPT_VARIABLE: str(self._attempt), "FVC_RUNS_DIR": self.config.runs_dir, **self._extra}
@@ -321,7 +316,7 @@ def _clock(seconds: float) -> str:
 
 def judge(
     stage: StageStatus,
-    outcome: "KernelOutcome",
+    outcome: KernelOutcome,
     kills: int | None,
     peak_bytes: int,
     outputs: Sequence[Path],
@@ -447,7 +442,7 @@ def where_it_was(stage: StageStatus) -> str:
 
 
 def what_next(run: RunPaths, stage: StageStatus) -> str:
-    """Return a line with the command that continues the run, and with advice on memory or disk if there is any.
+    """Return a line with the command that continues the run, and with advice on memory if there is any.
 
     After a usage error or data error the line also has the command that begins a new run with other values.
     """
@@ -457,8 +452,6 @@ def what_next(run: RunPaths, stage: StageStatus) -> str:
         return f"to go on: {command}  # {stage.advice}"
     if stage.state == "interrupted" or stage.exit_code == 138:
         return f"to go on: {command}"
-    if any(full in what_happened(stage) for full in _DISK_FULL):
-        return f"to go on, once there is room on the disk ({command_text('clean')} shows what may go): {command}"
     fork = f"; with another value of what the results depend on, in a new run: {command} --fork -p NAME VALUE"
     return f"once mended, go on: {command}{fork if stage.exit_code in (2, 3) else ''}"
 

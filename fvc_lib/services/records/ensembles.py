@@ -5,9 +5,9 @@ trained weights are in the folders of its members. Its record is written last, s
 """
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fvc_lib.services.atomic_files import content_hash, path_from_text
 from fvc_lib.services.errors import DataError, command_text
@@ -77,13 +77,6 @@ class EnsembleRecord(_Strict):
     members: Annotated[list[MemberRecord], Field(min_length=2)]
     folds: Annotated[list[FoldRule], Field(min_length=1)]
     files: dict[str, str]
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        count = len(self.detectors)
-        if set(self.detector_of_member) != set(range(count)):
-            raise ValueError(f"wanted members of {count} detectors")
-        return self
 
     @property
     def detector_of_member(self) -> list[int]:
