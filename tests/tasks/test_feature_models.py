@@ -1,6 +1,7 @@
 """Models on features: inner groups choose, the outer fold stays sealed, controls train alike, results name families."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import polars as pl
@@ -28,7 +29,7 @@ from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video import classical, data
 from fvc_lib.tasks.video.controls import auc_within_folds, fake_labels
 from fvc_lib.tasks.video.results import check_predictions
-from fvc_lib.tasks.video.summary import TrainingSummary
+from fvc_lib.tasks.video.summary import TrainingSummary, score_outer_fold
 from fvc_lib.tasks.video.training import read_fold, train_fold
 from fvc_lib.video.clips.store import FIRST_BLEND
 from tests.kits.feature_kit import feature_run
@@ -238,7 +239,7 @@ def test_pseudo_fakes_train_where_their_real_does_and_are_nowhere_judged(tmp_pat
     config, rows = RunConfig(num_folds=3, self_blended=2, views="frames"), TrainingRows(folds)
     clips = data.fold_clips(rows, source, config, 0)
     of_test = set(folds.filter(fold=0)["group_id"])
-    fitted = classical.fit(config, source, clips, tmp_path, ListLog(), lambda: False)
+    found, summary = classical.fit(config, source, clips, tmp_path, ListLog(), lambda: False)
     *inner, whole = fits
     for trained_on, held_out in zip(inner, judged, strict=True):
         assert videos_of_pseudo_fakes(trained_on)
@@ -247,10 +248,11 @@ def test_pseudo_fakes_train_where_their_real_does_and_are_nowhere_judged(tmp_pat
     assert videos_of_pseudo_fakes(whole) == [video_id for video_id in reals for _ in range(2)]
     assert groups_of(whole).isdisjoint(of_test)
     # Pseudo-fakes neither calibrate nor count as fakes of the corpus, and none is tested.
-    chosen = fitted.summary.recorded.selection
-    assert chosen.num_videos == len(fitted.held_out_logits) == len(clips.validation) == 40
+    chosen = summary.recorded.selection
+    assert chosen.num_videos == len(found.held_out) == len(clips.validation) == 40
     assert chosen.prior_logit == pytest.approx(0)
-    scored = classical.score(config, source, clips, fitted, ListLog())
+    judge = partial(classical.logits_of_rows, config, source, found.arrays)
+    scored = score_outer_fold(summary, clips, judge, partial(ListLog().log, step=0, epoch=1))
     assert {row.augmentation_index for row in scored.rows} == {0}
     fits.clear()
     classical.out_of_fold_logits(config, source, folds)

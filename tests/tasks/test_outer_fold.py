@@ -86,7 +86,7 @@ def test_other_labels_of_the_outer_fold_change_nothing_that_is_chosen(tiny_train
 def test_a_training_that_looks_before_it_has_chosen_is_stopped_without_a_prediction(
     tiny_training, list_log, monkeypatch
 ):
-    monkeypatch.setattr(fold_training, "choose", lambda trained, source, clips, config: clips.test.open(None))
+    monkeypatch.setattr(fold_training, "choose", lambda clips, *given, **more: clips.test.open(None))
     tiny = tiny_training.with_config(shuffled_label_control=False, epochs=1)
     with pytest.raises(LeakageError, match="outer fold 0"):
         train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
@@ -105,10 +105,8 @@ def test_an_attempt_that_died_after_opening_binds_the_next_one(tiny_training, li
         with pytest.raises(KeyboardInterrupt):
             train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
     assert not tiny.paths.fold_outcome(0).exists()
-    select = fold_training.select
-    monkeypatch.setattr(
-        fold_training, "select", lambda *given, **more: replace(select(*given, **more), threshold=0.987)
-    )
+    select = summary.select
+    monkeypatch.setattr(summary, "select", lambda *given, **more: replace(select(*given, **more), threshold=0.987))
     outcome = train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
     assert outcome.training.selection.threshold != 0.987
     assert outcome.training.recorded.openings == 2

@@ -37,16 +37,10 @@ from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.shared_training import TrainedClass
 from fvc_lib.tasks.video import data
-from fvc_lib.tasks.video.calibration import (
-    RecordedSelection,
-    held_out_loss,
-    record_selection,
-    select,
-    settings_text,
-)
+from fvc_lib.tasks.video.calibration import held_out_loss, settings_text
 from fvc_lib.tasks.video.data import ClipRow, FoldClips
 from fvc_lib.tasks.video.features import FeatureSource
-from fvc_lib.tasks.video.summary import Candidate, Scored, TrainingSummary, score_outer_fold
+from fvc_lib.tasks.video.summary import Candidate, TrainingSummary, choose
 from fvc_lib.video.features.family import FeatureFamily, families_named
 from fvc_lib.video.features.worker import code_of
 
@@ -199,7 +193,7 @@ def look_at_features(config: RunConfig, source: Source, clips: FoldClips) -> tup
     columns = pl.DataFrame({"family": [column.family for column in source.columns], "missing": missing})
     families = columns.group_by("family", maintain_order=True).agg(features=pl.len(), missing_share=pl.mean("missing"))
     settings = pl.DataFrame({"settings": map(settings_text, model_of(config).candidates)})
-    text = f"{config.model} on {len(clips.train)} rows: {trained_class(config, source).facts()}"
+    text = f"{config.model} on {len(clips.train)} rows: {trained_class(config, source, {}).facts()}"
     return text, [families, settings]
 
 
@@ -209,17 +203,17 @@ def model_of(config: RunConfig) -> ClassicalModel:
     return model
 
 
-def trained_class(config: RunConfig, source: Source, weights: Mapping[str, Tensor] | None = None) -> TrainedClass:
+def trained_class(config: RunConfig, source: Source, arrays: Arrays) -> TrainedClass:
     """Return the description of the estimator and its features for the record of a training.
 
-    ``weights`` are the arrays of the fitted model. All their floats count as parameters, also those that replace
+    ``arrays`` are those of the fitted model. All their floats count as parameters, also those that replace
     missing features and scale all features.
     """
     families = ", ".join(dict.fromkeys(column.family for column in source.columns))
     note = f"{len(source.columns):,} features of {families}; fitted in one piece, on the CPU"
     name = f"{classical.__name__}:{config.model}"
     file = str(classical.__file__)
-    number = sum(tensor.numel() for tensor in (weights or {}).values() if tensor.is_floating_point())
+    number = sum(array.size for array in arrays.values() if array.dtype.kind == "f")
     return TrainedClass(name, file, num_parameters=number, notes=(note,))
 
 
@@ -227,51 +221,52 @@ def trained_class(config: RunConfig, source: Source, weights: Mapping[str, Tenso
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A fitted model with its recorded choices, before the outer fold is opened.
+class Found:
+    """The result of a search over candidate settings on training rows.
+
+    N is the number of rows without pseudo-fakes, which are reals whose face was blended with itself.
 
     Attributes:
-        weights: the arrays of the fitted model, by name.
-        summary: the settings, losses and choices that were recorded.
-        held_out_logits: logits of the N training videos by models that did not see their groups, with the prior logit
-            added, float64 (N,). Pseudo-fakes (reals whose face was blended with itself) are left out.
+        arrays: the model with the best settings, fitted to all rows. With several views, a name is ``VIEW/NAME``, and
+            ``VIEW/share`` is the weight of the view.
+        best: the best settings with their loss.
+        candidates: all settings with their losses.
+        held_out: float64 (N,), logits of the N rows by models that were fitted without the row's inner fold.
     """
 
-    weights: dict[str, Tensor]
-    summary: TrainingSummary
-    held_out_logits: FloatArray
+    arrays: Arrays
+    best: Candidate
+    candidates: tuple[Candidate, ...]
+    held_out: FloatArray
 
 
 def fit(
     config: RunConfig, source: Source, clips: FoldClips, folder: Path, log: MetricSink, stop: Callable[[], bool]
-) -> Fitted:
+) -> tuple[Found, TrainingSummary]:
     """Choose settings, fit the training part, and calibrate on held-out logits of the same part.
 
-    Writes the fitted model and the record of the choices to ``folder``.
+    Writes the fitted model and the record of the choices to ``folder``. The outer fold stays closed.
 
     Raises:
         StoppedError: ``stop`` returned True between two candidates.
     """
-    began, labels = time.monotonic(), labels_of(clips.validation)
+    began = time.monotonic()
     found = fitted(config, source, clips.train, stop)
     for number, candidate in enumerate(found.candidates, start=1):
         log.log(step=number, epoch=1, phase="candidates", metrics={"inner_loss": candidate.inner_loss})
     weights = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in found.arrays.items()}
     write_weights_with_digest(folder / BEST, weights, description(config, found.best.settings))
-    prior = data.prior_logit(clips.train, config.class_balance)
-    chosen = select(
-        labels,
-        found.held_out + prior,
-        clips.num_validation_groups,
-        fewest_groups=clips.fewest_groups,
+    digest = weights_digest(weights)
+    recorded = choose(
+        clips,
+        config,
+        found.held_out,
+        folder,
+        digest,
         validation_loss=found.best.inner_loss,
-        prior_logit=prior,
-        point=config.operating_point,
         settings=found.best.settings,
         num_candidates=len(found.candidates),
     )
-    digest = weights_digest(weights)
-    recorded = record_selection(folder, RecordedSelection(chosen, clips.fingerprint, digest))
     chosen = recorded.selection
     log.log(step=0, epoch=1, phase="validation", metrics={"loss": chosen.validation_loss})
     metrics = {"temperature": chosen.temperature, "threshold": chosen.threshold, "log_loss": chosen.log_loss}
@@ -292,27 +287,7 @@ def fit(
         candidates=found.candidates,
         seen=tuple(column.name for column in source.columns),
     )
-    return Fitted(weights, summary, found.held_out + prior)
-
-
-def score(config: RunConfig, source: Source, clips: FoldClips, fitted: Fitted, log: MetricSink) -> Scored:
-    """Open the outer fold with the recorded selection of ``fitted``, and score it.
-
-    Raises:
-        DataError: as ``score_outer_fold``.
-    """
-    arrays = {name: tensor.numpy() for name, tensor in fitted.weights.items()}
-    return score_outer_fold(
-        fitted.summary,
-        clips,
-        lambda rows: logits_of(config, arrays, source.of(rows)),
-        lambda phase, metrics: log.log(step=0, epoch=1, phase=phase, metrics=metrics),
-    )
-
-
-def labels_of(rows: Sequence[ClipRow]) -> IntArray:
-    """Return the labels of N ``rows``, int64 (N,): 0 is real, 1 is fake."""
-    return np.array([row.label for row in rows])
+    return found, summary
 
 
 def arrays_of(path: Path, weights: Mapping[str, Tensor], config: RunConfig, sizes: Mapping[str, int]) -> Arrays:
@@ -340,6 +315,11 @@ def arrays_of(path: Path, weights: Mapping[str, Tensor], config: RunConfig, size
     return own
 
 
+def logits_of_rows(config: RunConfig, source: Source, arrays: Arrays, rows: Sequence[ClipRow]) -> FloatArray:
+    """Return the logits of N ``rows``, float64 (N,), by the fitted model with these ``arrays``."""
+    return logits_of(config, arrays, source.of(rows))
+
+
 def logits_of(config: RunConfig, arrays: Arrays, values: FloatArray) -> FloatArray:
     """Return the logits of N videos, float64 (N,), from their features ``values``, as ``Source.of`` returns them.
 
@@ -360,26 +340,6 @@ def logits_of(config: RunConfig, arrays: Arrays, values: FloatArray) -> FloatArr
     return logits
 
 
-@dataclass(frozen=True)
-class Found:
-    """The result of a search over candidate settings on training rows.
-
-    N is the number of rows without pseudo-fakes, which are reals whose face was blended with itself.
-
-    Attributes:
-        arrays: the model with the best settings, fitted to all rows. With several views, a name is ``VIEW/NAME``, and
-            ``VIEW/share`` is the weight of the view.
-        best: the best settings with their loss.
-        candidates: all settings with their losses.
-        held_out: float64 (N,), logits of the N rows by models that were fitted without the row's inner fold.
-    """
-
-    arrays: Arrays
-    best: Candidate
-    candidates: tuple[Candidate, ...]
-    held_out: FloatArray
-
-
 def fitted(
     config: RunConfig, source: Source, train: Sequence[ClipRow], stop: Callable[[], bool] = lambda: False
 ) -> Found:
@@ -393,7 +353,7 @@ def fitted(
     Raises:
         StoppedError: ``stop`` returned True between two candidates.
     """
-    labels = labels_of(train)
+    labels = data.labels_of(train)
     weights = np.array(data.class_weights(train) if config.class_balance == "loss" else (1.0, 1.0))[labels]
     judged = np.array([not row.is_pseudo_fake for row in train])
     folds = data.inner_folds(train, INNER_FOLDS, config.seed)
@@ -462,7 +422,7 @@ def out_of_fold_logits(config: RunConfig, source: Source, folds: pl.DataFrame) -
     scored = []
     for (fold,), tested in folds.sort("video_id").partition_by("fold", as_dict=True, maintain_order=True).items():
         rows = data.rows_to_fit(folds.filter(pl.col("fold") != fold), source, config)
-        logits = logits_of(config, fitted(config, source, rows).arrays, source.of(data.clip_rows(tested)))
+        logits = logits_of_rows(config, source, fitted(config, source, rows).arrays, data.clip_rows(tested))
         scored.append(tested.with_columns(score=pl.Series(logits)))
     return pl.concat(scored).sort("video_id")
 

@@ -206,6 +206,11 @@ def rows_to_fit(videos: pl.DataFrame, source: Any, config: RunConfig) -> tuple[C
     return tuple(rows)
 
 
+def labels_of(rows: Sequence[ClipRow]) -> IntArray:
+    """Return the labels of N ``rows``, int64 (N,): 0 is real, 1 is fake."""
+    return np.array([row.label for row in rows])
+
+
 def class_weights(rows: Sequence[ClipRow]) -> tuple[float, float]:
     """Return loss weights (real, fake) that give both classes equal influence; their mean over ``rows`` is 1.
 

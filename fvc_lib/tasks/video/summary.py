@@ -5,6 +5,8 @@ A model on features is a classical classifier that sees measured features of a v
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -12,11 +14,12 @@ import polars as pl
 from fvc_lib.engine.training_state import NAN_AS_TEXT, TrainingRecord
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide, roc_auc
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import FINAL_VALIDATION, LABELS, PREDICTIONS, VALIDATION_PREDICTIONS, frame_of
 from fvc_lib.services.tasks import REAL_SOURCES, SHUFFLED_LABELS
-from fvc_lib.tasks.video.calibration import RecordedSelection, Selection, settings_text
-from fvc_lib.tasks.video.data import ClipRow, FoldClips
+from fvc_lib.tasks.video.calibration import RecordedSelection, Selection, record_selection, select, settings_text
+from fvc_lib.tasks.video.data import ClipRow, FoldClips, labels_of, prior_logit
 
 
 @dataclass(frozen=True)
@@ -107,11 +110,39 @@ class Scored:
     scores: FloatArray
 
 
+def choose(
+    clips: FoldClips, config: RunConfig, outputs: FloatArray, folder: Path, weights: str, **of_training: Any
+) -> RecordedSelection:
+    """Choose temperature and threshold on the videos ``clips.validation``, and record the choice in ``folder``.
+
+    Without the record the sealed ``clips.test`` cannot be opened.
+
+    Args:
+        clips: the fold.
+        config: operating point and class balance.
+        outputs: float64 (N,), the logits of the N videos, by models that were not fitted to their groups.
+        folder: folder of the training's checkpoints.
+        weights: digest of the weights that the choice is for.
+        of_training: the other arguments of ``select``.
+    """
+    prior = prior_logit(clips.train, config.class_balance)
+    chosen = select(
+        labels_of(clips.validation),
+        outputs + prior,
+        clips.num_validation_groups,
+        fewest_groups=clips.fewest_groups,
+        prior_logit=prior,
+        point=config.operating_point,
+        **of_training,
+    )
+    return record_selection(folder, RecordedSelection(chosen, clips.fingerprint, weights))
+
+
 def score_outer_fold(
     summary: TrainingSummary,
     clips: FoldClips,
     logits_of: Callable[[Sequence[ClipRow]], FloatArray],
-    log: Callable[[str, Mapping[str, float]], None],
+    log: Callable[..., None],
 ) -> Scored:
     """Read the test videos of the outer fold, which are sealed until the selection is recorded, and score them once.
 
@@ -119,14 +150,14 @@ def score_outer_fold(
         summary: the finished training, with its recorded selection.
         clips: the fold.
         logits_of: returns the model's logits (N,) of N rows.
-        log: called with the phase ``test`` and a mapping of metrics by name.
+        log: called with ``phase``, which is ``test``, and ``metrics``, a mapping by name.
 
     Raises:
         DataError: a logit of a test video is not finite.
     """
     chosen = summary.selection
     rows = clips.test.open(summary.recorded)
-    labels = np.array([row.label for row in rows])
+    labels = labels_of(rows)
     logits = logits_of(rows) + chosen.prior_logit
     lost = [row.video_id for row, finite in zip(rows, np.isfinite(logits), strict=True) if not finite]
     if lost:
@@ -136,7 +167,7 @@ def score_outer_fold(
         )
     scores = probabilities(logits, chosen.temperature)
     accuracy = balanced_accuracy(labels, decide(scores, chosen.threshold))
-    log("test", {"roc_auc": roc_auc(labels, scores), "balanced_accuracy": accuracy})
+    log(phase="test", metrics={"roc_auc": roc_auc(labels, scores), "balanced_accuracy": accuracy})
     return Scored(summary, rows, logits, scores)
 
 
@@ -176,7 +207,7 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
 
 
 def validation_table(
-    fold: int | None, clips: FoldClips, logits: FloatArray, recorded: RecordedSelection
+    fold: int | None, clips: FoldClips, outputs: FloatArray, recorded: RecordedSelection
 ) -> pl.DataFrame:
     """Return the table of the N videos that chose, with the logits on which the choices were made.
 
@@ -184,15 +215,15 @@ def validation_table(
         fold: number of the outer fold, for a table VALIDATION_PREDICTIONS. None: the network trained on all groups, for
             a table FINAL_VALIDATION.
         clips: the fold.
-        logits: float64 (N,).
-        recorded: the choices; only the temperature is written.
+        outputs: float64 (N,), without the prior logit.
+        recorded: the choices; the prior logit and the temperature are written.
     """
     rows = clips.validation
     columns: dict[str, object] = {
         "video_id": [row.video_id for row in rows],
         "group_id": [row.group_id for row in rows],
         "label": [LABELS[row.label] for row in rows],
-        "logit": logits,
+        "logit": outputs + recorded.selection.prior_logit,
         "temperature": recorded.selection.temperature,
     }
     if fold is None:

@@ -69,13 +69,13 @@ from fvc_lib.tasks.shared_training import (
     settings_of,
 )
 from fvc_lib.tasks.video import classical, data
-from fvc_lib.tasks.video.calibration import RecordedSelection, Selection, held_out_loss, record_selection, select
+from fvc_lib.tasks.video.calibration import RecordedSelection, Selection, held_out_loss
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource, FoldClips
 from fvc_lib.tasks.video.features import with_features
 from fvc_lib.tasks.video.results import forensic_features, scores_across_sources
 from fvc_lib.tasks.video.summary import (
-    Scored,
     TrainingSummary,
+    choose,
     predictions_table,
     score_outer_fold,
     validation_table,
@@ -408,20 +408,13 @@ def _training(
     def finish(trained: Sequence[TrainedNetwork]) -> Finished[TrainingSummary]:
         all_networks = dict(zip(all_parts, trained, strict=True))
         networks = {name: all_networks[name] for name in parts}
-        chosen = dict[str, tuple[RecordedSelection, FloatArray]]()
+        outputs = dict[str, FloatArray]()
         for name, network in networks.items():
             judges = [(all_networks[inner], part) for inner, part in inner_parts[name].items()]
-            logits = _logits_that_choose(judges or [(network, parts[name])], source, parts[name], number)
-            chosen[name] = choose(network, logits, parts[name], config)
-        summaries = {name: _summary(network, chosen[name][0]) for name, network in networks.items()}
-        recorded, logits = chosen[""]
-        inner = validation_table(fold, clips, logits, recorded)
-
-        def score(name: str) -> Scored:
-            logits_of = partial(_logits, networks[name], source, number)
-            return score_outer_fold(summaries[name], parts[name], logits_of, networks[name].log)
-
-        return _finished(paths, fold, summaries, inner, score)
+            outputs[name] = _logits_that_choose(judges or [(network, parts[name])], source, parts[name], number)
+        summaries = {name: _summary(network, outputs[name], parts[name], config) for name, network in networks.items()}
+        judges_of = {name: (partial(_logits, each, source, number), each.log) for name, each in networks.items()}
+        return _finished(paths, parts, summaries, outputs[""], judges_of)
 
     model_name = config.model if build is None else getattr(build, "__name__", "a network of a notebook cell")
     to_train = [Network(_task(source, of, config, build), of.fingerprint, name) for name, of in all_parts.items()]
@@ -459,25 +452,28 @@ def _inner_parts(name: str, clips: FoldClips, config: RunConfig) -> Parts:
 
 def _finished(
     paths: RunPaths,
-    fold: int | None,
+    parts: Parts,
     summaries: Mapping[str, TrainingSummary],
-    inner: pl.DataFrame,
-    score: Callable[[str], Scored],
+    outputs: FloatArray,
+    judges: Mapping[str, tuple[Callable[[Sequence[ClipRow]], FloatArray], Callable[..., None]]],
     kind: TrainedClass | None = None,
 ) -> Finished[TrainingSummary]:
     """Score the test videos of an outer fold, after every choice is on disk, and return the finished training.
 
     Args:
         paths: the run.
-        fold: the outer fold; None: all groups, of which none is tested.
-        summaries: the trainings of the model and its controls, by name.
-        inner: the predictions for the videos that chose.
-        score: opens the outer fold of the training with this name, and scores it.
+        parts: the clips of the model and its controls, by name; those of all groups have no test part.
+        summaries: the trainings, by name.
+        outputs: the model's logits of the videos that chose, float64 (N,).
+        judges: by name, the functions ``logits_of`` and ``log`` of ``score_outer_fold``.
         kind: as in ``Finished``.
     """
+    fold = parts[""].fold
+    inner = validation_table(fold, parts[""], outputs, summaries[""].recorded)
     if fold is None:
         return Finished(summaries, partial(write_table, inner, FINAL_VALIDATION, paths.final_validation), kind)
-    predictions = predictions_table(fold, {name: score(name) for name in summaries})
+    scored = {name: score_outer_fold(summary, parts[name], *judges[name]) for name, summary in summaries.items()}
+    predictions = predictions_table(fold, scored)
 
     def write() -> None:
         write_table(inner, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))
@@ -528,49 +524,35 @@ def _task(source: ClipSource, clips: FoldClips, config: RunConfig, build: Callab
     return VideoTask(training, validation, config=config, weights=weights, build=build)
 
 
-def choose(
-    trained: TrainedNetwork, outputs: FloatArray, clips: FoldClips, config: RunConfig
-) -> tuple[RecordedSelection, FloatArray]:
-    """Choose temperature and threshold on the videos ``clips.validation``, and write the choice to the disk.
+def _summary(trained: TrainedNetwork, outputs: FloatArray, clips: FoldClips, config: RunConfig) -> TrainingSummary:
+    """Choose temperature and threshold of a network, and return the summary of its training.
 
-    Args:
-        trained: the network that the choice is for.
-        outputs: float64 (N,), the logits of the N videos, from networks that were not trained on their groups.
-        clips: the fold.
-        config: operating point and class balance.
-
-    Returns:
-        ``(recorded, logits)``: the record of the choice, without which the sealed ``clips.test`` cannot be opened, and
-        the logits of the N videos with the prior logit added, float64 (N,).
+    Arguments are those of ``choose``.
     """
     state = trained.state
-    labels = np.array([row.label for row in clips.validation])
-    prior = data.prior_logit(clips.train, config.class_balance)
-    logits = outputs + prior
     epoch = 0 if config.cross_fits else state.best_epoch
 
     def recorded() -> dict[str, Any]:
         if epoch:
             loss = state.history[epoch - 1].validation["loss"]
         else:
+            labels = data.labels_of(clips.validation)
             loss = held_out_loss(labels, outputs, np.array(_loss_weights(clips, config))[labels])
-        chosen = select(
-            labels, logits, clips.num_validation_groups, fewest_groups=clips.fewest_groups, prior_logit=prior,
-            point=config.operating_point, validation_loss=loss, num_epochs=len(state.history), best_epoch=epoch,
-        )  # fmt: skip
         weights = weights_digest(state.best_model)
-        return asdict(record_selection(trained.checkpoints, RecordedSelection(chosen, clips.fingerprint, weights)))
+        of_training = {"validation_loss": loss, "num_epochs": len(state.history), "best_epoch": epoch}
+        return asdict(choose(clips, config, outputs, trained.checkpoints, weights, **of_training))
 
     document = trained.ranks.from_leader("selection", recorded)
-    chosen = document.pop("selection")
-    trained.log("selection", {name: chosen[name] for name in ("best_epoch", "temperature", "threshold", "log_loss")})
-    return RecordedSelection(Selection(**chosen), **document), logits
-
-
-def _summary(trained: TrainedNetwork, recorded: RecordedSelection) -> TrainingSummary:
-    chosen = recorded.selection
-    fields = {**trained.record(), "best_epoch": chosen.best_epoch}
-    return TrainingSummary(**fields, temperature=chosen.temperature, threshold=chosen.threshold, recorded=recorded)
+    chosen = Selection(**document.pop("selection"))
+    trained.log(
+        "selection", {name: getattr(chosen, name) for name in ("best_epoch", "temperature", "threshold", "log_loss")}
+    )
+    return TrainingSummary(
+        **{**trained.record(), "best_epoch": chosen.best_epoch},
+        temperature=chosen.temperature,
+        threshold=chosen.threshold,
+        recorded=RecordedSelection(chosen, **document),
+    )
 
 
 def _loss_weights(clips: FoldClips, config: RunConfig) -> tuple[float, float]:
@@ -651,22 +633,23 @@ def _training_on_features(
             paths.training_checkpoints(stage, fold),
         )
         logs = {name: ControlLog(log, name) if name else log for name in parts}
-        fitted: dict[str, classical.Fitted] = {}
+        found = dict[str, classical.Found]()
+        summaries = dict[str, TrainingSummary]()
         memory.at("train", epoch=1)
         for number, (name, of) in enumerate(parts.items()):
             report(number, len(parts), what="classifiers fitted")
-            fitted[name] = classical.fit(config, source, of, folder / name, logs[name], stop)
+            found[name], summaries[name] = classical.fit(config, source, of, folder / name, logs[name], stop)
         report(len(parts), len(parts), what="classifiers fitted")
-        model = fitted[""]
-        inner = validation_table(fold, clips, model.held_out_logits, model.summary.recorded)
-        summaries = {name: of.summary for name, of in fitted.items()}
         memory.at("test")
-
-        def score(name: str) -> Scored:
-            return classical.score(config, source, parts[name], fitted[name], logs[name])
-
-        kind = classical.trained_class(config, source, model.weights)
-        return _finished(paths, fold, summaries, inner, score, kind)
+        judges = {
+            name: (
+                partial(classical.logits_of_rows, config, source, of.arrays),
+                partial(logs[name].log, step=0, epoch=1),
+            )
+            for name, of in found.items()
+        }
+        kind = classical.trained_class(config, source, found[""].arrays)
+        return _finished(paths, parts, summaries, found[""].held_out, judges, kind)
 
     return Training(
         stage=stage,
