@@ -7,10 +7,10 @@ names the class in ``TaskSpec.predictor``. ``predictor_of`` reads a run or an en
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import polars as pl
 import torch
@@ -29,9 +29,18 @@ from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import KNOWN_FILES, TableSchema, read_table, write_table
-from fvc_lib.services.tasks import DEFAULT_TASK, TASKS
-from fvc_lib.tasks.shared_training import TrainedClass, changed_functions, functions_of, own_code, read_outcome
+from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING, TASKS
+from fvc_lib.tasks.shared_training import (
+    OUTCOME,
+    TrainedClass,
+    TrainingOutcome,
+    changed_functions,
+    functions_of,
+    own_code,
+    read_outcome,
+)
 
+Record = TypeVar("Record", bound=TrainingRecord)
 KNOWN = "known_files.parquet"
 PART_SENTENCES = {
     "train": "The run was trained on this very file: it may know it by heart, and the answer shows nothing.",
@@ -194,6 +203,48 @@ class Trained:
         return network, (f"The model was trained by other code than this version's. What differs: {changed}.",)
 
 
+def finished_training(
+    paths: RunPaths,
+    config: RunConfig,
+    stage: str,
+    fold: int | None,
+    record: type[Record],
+    name: str,
+) -> tuple[Trained, TrainingOutcome[Record]]:
+    """Return the trained network of a stage or fold of a run, and the outcome of its training.
+
+    Args:
+        paths: the run.
+        config: its configuration.
+        stage: name of the stage.
+        fold: number of the outer fold; None where the stage has no folds.
+        record: class of the records in the outcome.
+        name: name of the network, for messages.
+
+    Raises:
+        UsageError: the training is not finished.
+        DataError: its record is damaged.
+    """
+    folder = paths.training_checkpoints(stage, fold)
+    outcome = read_outcome(folder / OUTCOME, record)
+    if outcome is None:
+        options = ("-p", "train_final", "true") if stage == FINAL_TRAINING else ()
+        raise UsageError(
+            f"{name} is not finished, so there is no network to ask. Name another run, or finish this one: "
+            f"{command_text('--resume', paths.root, *options)}"
+        )
+    again = command_text("--force", stage.partition("_")[0], "--resume", paths.root)
+    trained = Trained(
+        name=name,
+        config=config,
+        weights=folder / BEST,
+        digest=outcome.training.best_weights,
+        network=outcome.network,
+        remedy=f"Train it again: {again}",
+    )
+    return trained, outcome
+
+
 class Predictor(ABC):
     """A trained model that answers for new files.
 
@@ -321,23 +372,10 @@ class OneNetwork(Predictor):
         if final:
             raise UsageError(f"--final: is for runs of task {DEFAULT_TASK}; {paths.run_id} is of task {config.task}.")
         stage = TASKS[config.task].training_stage.name
-        outcome = read_outcome(paths.stage_outcome(stage), TrainingRecord)
-        if outcome is None:
-            raise UsageError(
-                f"{paths.run_id}: its training is not finished, so there is no network to ask. Finish the run: "
-                f"{command_text('--resume', paths.root)}"
-            )
+        trained, _ = finished_training(paths, config, stage, None, TrainingRecord, paths.run_id)
         files = read_table(paths.tables / f"{cls.files_of_run.name}.parquet", cls.files_of_run)
-        trained = Trained(
-            name=paths.run_id,
-            config=config,
-            weights=paths.training_checkpoints(stage) / BEST,
-            digest=outcome.training.best_weights,
-            network=outcome.network,
-            remedy=f"Train again: {command_text('--force', stage[:2], '--resume', paths.root)}",
-            known=dict(files.select("content_sha256", "part").iter_rows()),
-            standing=standing,
-        )
+        known = dict(files.select("content_sha256", "part").iter_rows())
+        trained = replace(trained, known=known, standing=standing)
         return cls.read(trained, trained.weights.parent, files)
 
     @classmethod

@@ -41,11 +41,10 @@ from fvc_lib.services.tables import (
     read_table,
     write_table,
 )
-from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING
+from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING, FOLD_TRAINING
 from fvc_lib.tasks.bundle import MEMBERS, Bundle, refused, write_bundle
 from fvc_lib.tasks.decoding import DecodedFile, FileToScore, looked_at, scratch_folder
-from fvc_lib.tasks.predicting import NOT_STATED, Prediction, Predictor, Standing, Strict, Trained
-from fvc_lib.tasks.shared_training import read_outcome
+from fvc_lib.tasks.predicting import NOT_STATED, Prediction, Predictor, Standing, Strict, finished_training
 from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import (
@@ -552,34 +551,16 @@ def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
     Raises:
         UsageError: its training is not finished.
     """
-    file = paths.fold_outcome(fold)
-    folder = paths.fold_checkpoints(fold)
-    more = list[str]()
-    if fold == FINAL:
-        file, folder = paths.stage_outcome(FINAL_TRAINING), paths.training_checkpoints(FINAL_TRAINING)
-        more = ["-p", "train_final", "true"]
-    outcome = read_outcome(file, TrainingSummary)
-    if outcome is None:
-        raise UsageError(
-            f"{paths.run_id}: {name_of(fold)} is not finished, so there is no network to ask. Name another run, or "
-            f"finish this one: {command_text('--resume', paths.root, *more)}"
-        )
+    stage, number = (FINAL_TRAINING, None) if fold == FINAL else (FOLD_TRAINING, fold)
+    name = f"{paths.run_id}, {name_of(fold)}"
+    trained, outcome = finished_training(paths, config, stage, number, TrainingSummary, name)
     if (kind := outcome.network.name).startswith("__main__."):
         raise CellNetworkError(
-            f"{paths.run_id}, {name_of(fold)}: its network {kind.removeprefix('__main__.')} stands in a notebook's "
+            f"{name}: its network {kind.removeprefix('__main__.')} stands in a notebook's "
             "cell, where no command finds it. To ask it about files, put the class into one, and train with "
             "-p model FILE.py:CLASS."
         )
     training, chosen = outcome.training, outcome.training.selection
-    again = command_text("--force", "04b" if more else "04", "--resume", paths.root)
-    trained = Trained(
-        name=f"{paths.run_id}, {name_of(fold)}",
-        config=config,
-        weights=folder / BEST,
-        digest=training.best_weights,
-        network=outcome.network,
-        remedy=f"Train it again: {again}",
-    )
     return FoldNetwork(trained, chosen.prior_logit, training.temperature, chosen.base_rate, outcome.device)
 
 

@@ -10,7 +10,6 @@ recipe, weights and decoding are the same.
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from fvc_lib.services.errors import DataError, UsageError, command_text, did_you
 from fvc_lib.services.tables import ROBUSTNESS, frame_of
 from fvc_lib.tasks.decoding import FileToScore
 from fvc_lib.tasks.journal import Journal, found_in_blocks
+from fvc_lib.tasks.video.predicting import Finding
 from fvc_lib.tasks.video.verdicts.scoring import Networks, score_files
 from fvc_lib.video.reencode import RECIPES
 
@@ -31,7 +31,6 @@ UNDISTURBED = "undisturbed"
 _NOT_SWEPT = "canonical"  # kind of recipe that re-encodes a whole corpus before training; no disturbance
 _TOLERANCE = 1e-4  # allowed difference of a score that is computed again on the same device
 _TOLERANCE_ELSEWHERE = 0.02  # allowed difference in mixed precision or on another device
-_SCORED = {"score": pl.Float64, "logit": pl.Float64, "failure": pl.String}
 
 
 def level_facts() -> pl.DataFrame:
@@ -57,27 +56,6 @@ def levels_named(names: Sequence[str] = ()) -> tuple[str, ...]:
         if name not in words:
             raise UsageError(f"levels: got {name!r}.{did_you_mean(name, words)} Known: {', '.join(words)}.")
     return tuple(name for name, recipe in swept.items() if not names or name in names or recipe.kind in names)
-
-
-@dataclass(frozen=True)
-class Rescored:
-    """The result of scoring a disturbed video.
-
-    Attributes:
-        path: absolute path of the undisturbed file, as tables store it.
-        sha256: hex digest of its content; empty if there is no score.
-        score: calibrated probability of fake.
-        logit: the network's logit, with the prior logit added.
-        failure: why there is no score; empty if there is one.
-        lasts: whether another attempt would give the same result.
-    """
-
-    path: str
-    sha256: str = ""
-    score: float = 0.0
-    logit: float = 0.0
-    failure: str = ""
-    lasts: bool = True
 
 
 def score_levels(
@@ -113,11 +91,12 @@ def score_levels(
     facts = index.select("video_id", "path", "content_sha256")
     videos = videos.join(facts, on="video_id", validate="1:1").sort("fold", "video_id")
     files = {root / path_from_text(row["path"]): row for row in videos.iter_rows(named=True)}
+    temperatures = [networks.folds[fold].temperature for fold in videos["fold"]]
     asked, tables, checked = (UNDISTURBED, *levels), list[pl.DataFrame](), 0.0
     for level in (UNDISTURBED, *RECIPES):
         if level not in asked and not (folder / level).is_dir():
             continue
-        with closing(Journal(folder / level, _identity(networks, level), Rescored)) as journal:
+        with closing(Journal(folder / level, _identity(networks, level), Finding)) as journal:
             found = list(journal.known(list(files)).values())
             if level in asked:
                 before = asked.index(level) * len(files)
@@ -126,10 +105,12 @@ def score_levels(
                 found = [one for some, _ in found_in_blocks(journal, list(files), find, tell) for one in some]
         if len(found) < len(files):
             continue
-        failed = pl.col("failure") != ""
-        results = pl.DataFrame([asdict(one) for one in found], schema=_SCORED)
-        results = results.with_columns(pl.when(~failed).then(pl.col("score", "logit")), pl.when(failed).then("failure"))
-        scored = videos.hstack(results)
+        calibrated = [(one.logits, temperature) for one, temperature in zip(found, temperatures, strict=True)]
+        scored = videos.with_columns(
+            score=pl.Series([next(iter(probabilities(*one)), None) for one in calibrated], dtype=pl.Float64),
+            logit=pl.Series([next(iter(one.logits), None) for one in found], dtype=pl.Float64),
+            failure=pl.Series([one.failure or None for one in found], dtype=pl.String),
+        )
         if level == UNDISTURBED:
             checked = _check_undisturbed(scored, networks)
         kind = RECIPES[level].kind if level in RECIPES else level
@@ -140,8 +121,10 @@ def score_levels(
 
 def _scored(
     networks: Networks, files: Mapping[Path, Mapping[str, Any]], level: str, workers: int, todo: Sequence[Path]
-) -> Generator[Rescored]:
-    """Yield the result of scoring each file of ``todo`` at a level, in any order.
+) -> Generator[Finding]:
+    """Yield the finding on each file of ``todo`` at a level, in any order.
+
+    Its only logit is the network's, with the prior logit added.
 
     Args:
         networks: the networks of all folds of the run.
@@ -156,11 +139,9 @@ def _scored(
         for answer in answers:
             file = asked[answer.position]
             # Without a digest, a failure is stored for the file as it is now: a restored file is scored.
-            one = Rescored(path_to_text(file.path), failure=answer.failure, lasts=answer.lasts)
-            for fold, logit in answer.logits.items():
-                score = float(probabilities([logit], networks.folds[fold].temperature)[0])
-                one = replace(one, sha256=file.content_sha256, score=score, logit=logit)
-            yield one
+            content = "" if answer.failure else file.content_sha256
+            logits = tuple(answer.logits.values())
+            yield Finding(path_to_text(file.path), content, logits=logits, failure=answer.failure, lasts=answer.lasts)
 
 
 def _identity(networks: Networks, level: str) -> str:
