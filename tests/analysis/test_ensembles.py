@@ -40,7 +40,7 @@ def runs(tmp_path: Path, written_run: Callable[[int, float], RunPaths]) -> list[
 
 
 def members(found: comparison.Members) -> list[ensembles.Member]:
-    return [ensembles.checked_member(each.run, each.predictions, place) for each, place in found]
+    return [ensembles.Member(each.run, each.config, each.predictions, place) for each, place in found]
 
 
 def made_of(runs: list[RunPaths], folder: Path) -> tuple[RunPaths, EnsembleRecord, pl.DataFrame]:

@@ -55,7 +55,7 @@ def copies(runs, tmp_path) -> list[RunPaths]:
 def members_of(runs: list[RunPaths]) -> list[ensembles.Member]:
     tables = [[read_table(run.predictions(fold), PREDICTIONS) for fold in (0, 1)] for run in runs]
     return [
-        ensembles.checked_member(run, pl.concat(parts).sort("video_id"), place)
+        ensembles.Member(run, run_config(run.params_yaml), pl.concat(parts).sort("video_id"), place)
         for place, (run, parts) in enumerate(zip(runs, tables, strict=True))
     ]
 

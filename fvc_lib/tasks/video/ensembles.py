@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import polars as pl
@@ -20,8 +21,6 @@ from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_file, write_text
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError
-from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.records.ensembles import FORMAT, EnsembleRecord, FoldRule, MemberRecord
 from fvc_lib.services.run_paths import ENSEMBLE_RECORD, RunPaths
@@ -42,7 +41,7 @@ from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video.calibration import read_selection
 from fvc_lib.tasks.video.controls import fake_labels
 from fvc_lib.tasks.video.predicting import of_ensemble
-from fvc_lib.tasks.video.results import check_predictions, kfold_results, made_samples, undecoded
+from fvc_lib.tasks.video.results import kfold_results, made_samples, undecoded
 from fvc_lib.tasks.video.summary import TrainingSummary
 
 _OF_DATA = ("metadata_carriers", "official_split_leaks")  # audit checks on the data, which is the same for all members
@@ -63,52 +62,6 @@ class Member:
     config: RunConfig
     predictions: pl.DataFrame
     detector: int
-
-
-def checked_member(run: RunPaths, predictions: pl.DataFrame, detector: int) -> Member:
-    """Return ``run`` as a member, after checking that each video of its folds has exactly one prediction.
-
-    Args:
-        run: the paths of the run.
-        predictions: PREDICTIONS of all folds, sorted by ``video_id``.
-        detector: 0-based number of the detector that the run belongs to.
-
-    Raises:
-        LeakageError: a video is predicted twice, in another fold, or in another group.
-        DataError: predictions are missing, of unknown videos, or of other labels.
-    """
-    member = Member(run, run_config(run.params_yaml), predictions, detector)
-    try:
-        check_predictions(read_table(run.folds, FOLDS), predictions, left_out=_left_out(member))
-    except DataError as error:
-        raise type(error)(f"{run.run_id}: {error}") from error
-    return member
-
-
-def _protocol(member: Member) -> pl.DataFrame | None:
-    return None if member.config.protocol == KFOLD else read_table(member.run.protocol, PROTOCOL)
-
-
-def _made(member: Member) -> pl.DataFrame:
-    return made_samples(member.run.augmented_metadata, member.run.features, member.config)
-
-
-def _left_out(member: Member) -> list[str]:
-    return undecoded(read_table(member.run.folds, FOLDS), _made(member), _protocol(member))
-
-
-def rules_of(members: Sequence[Member]) -> list[FoldRule]:
-    """Return one rule per fold, in the order of the folds.
-
-    The threshold is the mean of the thresholds that the runs chose on inner validation videos.
-    """
-    rules, folds, thresholds = list[FoldRule](), members[0].predictions["fold"], _mean_over_runs(members, "threshold")
-    for fold in sorted(folds.unique()):
-        recorded = [read_selection(member.run.fold_checkpoints(fold)) for member in members]
-        rates = {record.selection.base_rate if record else None for record in recorded}
-        threshold = min(1.0, float(thresholds[(folds == fold).to_numpy()][0]))
-        rules.append(FoldRule(threshold=threshold, base_rate=rates.pop() if len(rates) == 1 else None))
-    return rules
 
 
 # Predictions
@@ -157,18 +110,16 @@ def _control(members: Sequence[Member]) -> pl.DataFrame:
     for member in members:
         alike.setdefault(tuple(member.predictions["control_label"]), []).append(member)
     is_everywhere = np.isfinite(_values(members, pl.col("control_score"))).all(1)
-    chosen, highest = pl.DataFrame(), -math.inf
+    found = list[tuple[float, pl.DataFrame]]()
     for labels, same in alike.items():
         scores = np.where(is_everywhere, _mean_over_runs(same, "control_score"), np.nan)
-        table = same[0].predictions.select("fold", label=pl.Series(labels, dtype=pl.String), score=pl.Series(scores))
-        control, auc = table.fill_nan(None), -1.0
-        judged = control.drop_nulls()
+        columns = {"label": pl.Series(labels, dtype=pl.String), "score": pl.Series(scores)}
+        control = same[0].predictions.select("fold", **columns).fill_nan(None)
+        judged, auc = control.drop_nulls(), -1.0
         if judged.height:
-            auc = within_folds(roc_auc, judged["fold"])(fake_labels(judged), judged["score"].to_numpy())
-        auc = float(np.nan_to_num(auc, nan=-1.0))
-        if auc > highest:
-            chosen, highest = control, auc
-    return chosen
+            auc = float(within_folds(roc_auc, judged["fold"])(fake_labels(judged), judged["score"].to_numpy()))
+        found.append((-1.0 if math.isnan(auc) else auc, control))
+    return max(found, key=itemgetter(0))[1]
 
 
 def _values(members: Sequence[Member], column: pl.Expr) -> FloatArray:
@@ -198,7 +149,8 @@ def write_ensemble(
 ) -> tuple[pl.DataFrame, pl.DataFrame, EnsembleRecord]:
     """Write the ensemble's folder: the tables that a run has, an audit of the members, and finally the record.
 
-    An earlier record is deleted first, so a folder with a record is complete.
+    The threshold of a fold is the mean of the thresholds that the runs chose. An earlier record is deleted first, so a
+    folder with a record is complete.
 
     Args:
         folder: the paths of the ensemble.
@@ -210,22 +162,30 @@ def write_ensemble(
 
     Returns:
         ``(results, audit, record)``: the tables RESULTS and LEAKAGE_AUDIT, and the record.
+
+    Raises:
+        LeakageError, DataError: as ``results.check_predictions``.
     """
-    folder.tables.mkdir(parents=True, exist_ok=True)
     (folder.root / ENSEMBLE_RECORD).unlink(missing_ok=True)
     first = members[0]
-    rules = rules_of(members)
     index = read_table(first.run.index, INDEX)
     all_folds = read_table(first.run.folds, FOLDS)
-    parts = _protocol(first)
+    parts = None if config.protocol == KFOLD else read_table(first.run.protocol, PROTOCOL)
+    made = made_samples(first.run.augmented_metadata, first.run.features, config)
+    left_out = undecoded(all_folds, made, parts)
     write_table(index, INDEX, folder.index)
     write_table(all_folds, FOLDS, folder.folds)
     if parts is not None:
         write_table(parts, PROTOCOL, folder.protocol)
-    for (fold,), table in predictions.group_by("fold", maintain_order=True):
+    rules = list[FoldRule]()
+    for fold in predictions["fold"].unique().sort():
+        table = predictions.filter(fold=fold)
         write_table(table, PREDICTIONS, folder.predictions(fold))
+        recorded = [read_selection(member.run.fold_checkpoints(fold)) for member in members]
+        rates = {record.selection.base_rate if record else None for record in recorded}
+        rules.append(FoldRule(threshold=table["threshold"][0], base_rate=rates.pop() if len(rates) == 1 else None))
     write_text(folder.params_yaml, config.to_yaml())
-    results = kfold_results(index, all_folds, predictions, config, left_out=_left_out(first), protocol=parts)
+    results = kfold_results(index, all_folds, predictions, config, left_out=left_out, protocol=parts)
     results = results.filter(~pl.col("metric").str.ends_with(UNCALIBRATED))  # an ensemble has no temperature
     write_table(results, RESULTS, folder.results)
     audit = _audit(members)
