@@ -364,15 +364,10 @@ def _check_files(folder: Path) -> None:
     """
     there = _files_in(folder)
     files = as_mapping(read_document(folder / DIGESTS).get("files"))
-    if not files:
-        raise refused(folder, f"{DIGESTS} is missing or damaged: it is not what was written")
     for name in sorted({*files, *there, RECORD, CARD}):
-        if name not in there:
-            raise refused(folder, f"{name!r} is missing")
-        if name not in files or not _FILES.fullmatch(name):
-            raise refused(folder, f"{name!r} does not belong there")
-        if sha256_of_file(folder / name) != files[name]:
-            raise refused(folder, f"{name!r} is damaged: its SHA-256 is not that of {DIGESTS}")
+        is_whole = name in there and sha256_of_file(folder / name) == files.get(name)
+        if not is_whole or not _FILES.fullmatch(name):
+            raise refused(folder, f"{name!r} is missing, is damaged, or does not belong there, by its {DIGESTS}")
 
 
 def _parsed(model: type[_Model], folder: Path, document: Mapping[str, Any]) -> _Model:

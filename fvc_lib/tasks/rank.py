@@ -7,20 +7,18 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 
 import click
 import torch
 
-from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.rank_processes import Launch, RankFile, RankPlace, rank_place
-from fvc_lib.engine.ranks import ProcessRanks, RankLostError, Ranks
+from fvc_lib.engine.ranks import ProcessRanks, RankLostError
 from fvc_lib.engine.training_state import MetricSink, NoMetrics
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import FvcError, StoppedError, UsageError
+from fvc_lib.services.errors import FvcError, StoppedError
 from fvc_lib.services.memory import SHARERS_VARIABLE, MemoryObserver, NoObserver, memory_sharers
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
@@ -91,10 +89,19 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
         # The memory budget is that of all ranks on this machine and of the process that started them.
         sharers = place.local_size + (launch is not None)
         os.environ[SHARERS_VARIABLE] = str(sharers * memory_sharers())
-        with (
-            _joined(place, config) as ranks,
-            _logs(place.rank, paths, (stage, fold), config, attempt, file) as (metrics, memory),
-        ):
+        metrics: MetricSink = NoMetrics()
+        memory: MemoryObserver = file or NoObserver()
+        ranks = _joined(place, config)
+        with ExitStack() as opened:
+            opened.enter_context(ranks.sharing_errors())
+            if not place.rank:  # only rank 0 writes metrics
+                log = MetricLog(paths.metrics(stage, fold), run_id=paths.run_id, fold=fold, attempt=attempt)
+                metrics = opened.enter_context(log)
+            if not (place.rank or launch):  # else the process that started the ranks watches the memory of all of them
+                events = paths.memory_events(stage, fold)
+                memory = opened.enter_context(
+                    MemorySampler(paths.memory(stage, fold), events=events, mem_gb=config.mem_gb)
+                )
             # Before this a signal ends the process: there is nothing to save, and a rank might wait for another.
             for number in (signal.SIGTERM, signal.SIGUSR1):
                 signal.signal(number, lambda number, frame: signals.append(number))
@@ -105,6 +112,7 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
                 progress=file.progress if file and not place.rank else None,
                 begun_with=launch.network if launch else None,
             )  # fmt: skip
+        ranks.close()
         if file is not None:
             file.ended(None)
     except BaseException as error:
@@ -117,9 +125,8 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
     return 0
 
 
-@contextmanager
-def _joined(place: RankPlace, config: RunConfig) -> Iterator[Ranks]:
-    """Join the other ranks (processes that share the training) and yield the group.
+def _joined(place: RankPlace, config: RunConfig) -> ProcessRanks:
+    """Join the other ranks (processes that share the training) and return the group.
 
     On CUDA every rank of a machine uses a different GPU, as far as there are enough.
 
@@ -128,50 +135,16 @@ def _joined(place: RankPlace, config: RunConfig) -> Iterator[Ranks]:
         config: names the device.
 
     Raises:
-        UsageError: the device cannot exchange gradients.
         RankLostError: the other ranks did not join in time.
     """
     on_cuda = config.device in ("auto", "cuda") and torch.cuda.is_available()
     if on_cuda:
         # SLURM may have bound this task to one GPU, which then is number 0.
         torch.cuda.set_device(place.local_rank % torch.cuda.device_count())
-    if resolve_device(config.device, config.amp).device.type == "mps":
-        raise UsageError("ranks: a Mac has one GPU. Train with num_ranks 1, or with device cpu.")
     if place.local_size == place.size:  # the machine's own name need not resolve
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     os.environ.setdefault("MASTER_ADDR", os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"))
-    ranks = ProcessRanks(place.rank, place.size, cuda=on_cuda)
-    with ranks.sharing_errors():
-        yield ranks
-    ranks.close()
-
-
-@contextmanager
-def _logs(
-    rank: int, paths: RunPaths, trained: tuple[str, int | None], config: RunConfig, attempt: int, file: RankFile | None
-) -> Iterator[tuple[MetricSink, MemoryObserver]]:
-    """Yield ``(metrics, memory)``: the log of metrics and the observer of memory of this rank.
-
-    Only rank 0 writes metrics. The memory log is not opened where a process started the ranks: that process watches all
-    of them and writes it.
-
-    Args:
-        rank: number of this rank.
-        paths: paths of the run.
-        trained: the stage and the fold that are trained; the fold is None for a stage without folds.
-        config: gives the memory limit ``mem_gb``.
-        attempt: number of this attempt.
-        file: the file in which this rank reports to the process that started all ranks; None: there is no such process.
-    """
-    if rank:
-        yield NoMetrics(), file or NoObserver()
-        return
-    memory = MemorySampler(paths.memory(*trained), events=paths.memory_events(*trained), mem_gb=config.mem_gb)
-    with (
-        nullcontext(file) if file else memory as observer,
-        MetricLog(paths.metrics(*trained), run_id=paths.run_id, fold=trained[1], attempt=attempt) as log,
-    ):
-        yield log, observer
+    return ProcessRanks(place.rank, place.size, cuda=on_cuda)
 
 
 if __name__ == "__main__":

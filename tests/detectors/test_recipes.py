@@ -149,7 +149,7 @@ def test_a_stored_model_without_an_array_or_of_other_features_is_refused_with_fi
     assert arrays_of(path, weights, config, {"": size}).keys() == weights.keys()
     for absent in weights:
         rest = {key: array for key, array in weights.items() if key != absent}
-        with pytest.raises(UsageError, match=f"fold_0.safetensors': the array '{absent}' is missing. Get the file"):
+        with pytest.raises(UsageError, match=f"fold_0.safetensors': .* '{absent}'. Get the file"):
             arrays_of(path, rest, config, {"": size})
     if not name.startswith("d3"):  # which measures any number of features
         with pytest.raises(UsageError, match=f"fold_0.safetensors': its arrays do not fit {size - 1} features: "):

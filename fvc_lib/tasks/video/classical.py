@@ -301,17 +301,16 @@ def arrays_of(path: Path, weights: Mapping[str, Tensor], config: RunConfig, size
     """
     own = {name: tensor.numpy() for name, tensor in weights.items() if name.rpartition("/")[0] in sizes}
     model, total = model_of(config), sum(sizes.values())
-    remedy = "Get the file again, or train again."
     try:
         logits = logits_of(config, own, np.zeros((2, _FRAMES_TRIED, total) if model.per_frame else (2, total)))
         if logits.shape != (2,):
             raise ValueError(f"logits of shape {logits.shape}")
     except FvcError:
         raise
-    except KeyError as error:
-        raise UsageError(f"{str(path)!r}: the array {error.args[0]!r} is missing. {remedy}") from error
-    except Exception as error:  # NumPy, torch and the boosters have their own
-        raise UsageError(f"{str(path)!r}: its arrays do not fit {total:,} features: {error}. {remedy}") from error
+    except Exception as error:  # a missing array is a KeyError; NumPy, torch and the boosters have their own
+        raise UsageError(
+            f"{str(path)!r}: its arrays do not fit {total:,} features: {error}. Get the file again, or train again."
+        ) from error
     return own
 
 
