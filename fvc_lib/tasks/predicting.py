@@ -27,7 +27,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import refuse_damaged
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.run_paths import RunPaths, is_ensemble
 from fvc_lib.services.tables import KNOWN_FILES, TableSchema, read_table, write_table
 from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING, TASKS
 from fvc_lib.tasks.shared_training import (
@@ -364,13 +364,11 @@ class OneNetwork(Predictor):
             final: must be False; only task ``video`` has a network trained on all groups.
 
         Raises:
-            UsageError: the run is not finished, or ``final`` is True.
+            UsageError: the run is not finished.
             FvcError: a file of the run is damaged.
         """
         refuse_damaged(paths.root, logs=False)
         config = run_config(paths.params_yaml)
-        if final:
-            raise UsageError(f"--final: is for runs of task {DEFAULT_TASK}; {paths.run_id} is of task {config.task}.")
         stage = TASKS[config.task].training_stage.name
         trained, _ = finished_training(paths, config, stage, None, TrainingRecord, paths.run_id)
         files = read_table(paths.tables / f"{cls.files_of_run.name}.parquet", cls.files_of_run)
@@ -459,5 +457,8 @@ def predictor_of(paths: RunPaths, standing: Standing = NOT_STATED, *, final: boo
         UsageError: the run is not finished, or has no network trained on all groups.
         FvcError: a file of the run is damaged.
     """
-    found: Predictor = predictor_class(run_config(paths.params_yaml).task).of_run(paths, standing, final=final)
+    task = run_config(paths.params_yaml).task
+    if final and (task != DEFAULT_TASK or is_ensemble(paths.root)):
+        raise UsageError(f"--final: is for single runs of task {DEFAULT_TASK}, unlike {paths.run_id}. Leave it out.")
+    found: Predictor = predictor_class(task).of_run(paths, standing, final=final)
     return found

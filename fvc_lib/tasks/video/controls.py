@@ -146,15 +146,11 @@ def trainings_of(protocol: pl.DataFrame | None, config: RunConfig, left_out: Col
     """
     if protocol is None or config.protocol == KFOLD:
         return None
-    trainings = []
-    for number in range(config.num_trainings):
-        rows = training_rows(protocol, number)
-        if config.shuffle_labels:
-            from fvc_lib.engine.random_state import stable_seed  # brings torch
+    from fvc_lib.tasks.video.data import rows_to_train_on  # brings torch
 
-            rows = rows.shuffled(stable_seed("shuffle_labels", config.seed))
-        trainings.append(rows.folds.filter(~pl.col("video_id").is_in(sorted(left_out))))
-    return trainings
+    is_used = ~pl.col("video_id").is_in(sorted(left_out))
+    numbers = range(config.num_trainings)
+    return [rows_to_train_on(protocol, config, number).folds.filter(is_used) for number in numbers]
 
 
 def tested(control: Callable[[pl.DataFrame], pl.DataFrame], folds: pl.DataFrame, trainings: Trainings) -> pl.DataFrame:

@@ -480,16 +480,13 @@ def inner_parts(clips: FoldClips, seed: int) -> list[FoldClips]:
     The test part of a result stays sealed: choices of such a network do not open it.
     """
     part_of = inner_folds(clips.train, INNER_PARTS, seed)
+    rows = list(zip(clips.train, part_of, strict=True))
     parts = list[FoldClips]()
     for part in range(INNER_PARTS):
-        train, held_out = list[ClipRow](), list[ClipRow]()
-        for row, its_part in zip(clips.train, part_of, strict=True):
-            if its_part != part:
-                train.append(row)
-            elif not row.augmentation_index:
-                held_out.append(row)
+        train = tuple(row for row, its_part in rows if its_part != part)
+        held_out = tuple(row for row, its_part in rows if its_part == part and not row.augmentation_index)
         fingerprint = sha256_of_json([clips.fingerprint, part])
-        parts.append(replace(clips, train=tuple(train), validation=tuple(held_out), fingerprint=fingerprint))
+        parts.append(replace(clips, train=train, validation=held_out, fingerprint=fingerprint))
     return parts
 
 

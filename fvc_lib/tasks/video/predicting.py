@@ -187,8 +187,6 @@ class VideoDetector(Predictor):
             FvcError: a file of the run is damaged.
         """
         if is_ensemble(paths.root):
-            if final:
-                raise UsageError("--final: an ensemble has no network of all groups. Leave it out.")
             record = read_ensemble(paths.root)
             members = [cls.of_run(RunPaths(run)) for run in members_of(paths.root, record)]
             rates = [rule.base_rate for rule in record.folds]
