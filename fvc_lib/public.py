@@ -18,6 +18,7 @@ import polars as pl
 
 from fvc_lib.analysis.read.queries import SQL_TABLES, ask_sql
 from fvc_lib.analysis.read.runs import run_parameters, run_status
+from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import DataError, FvcError, LeakageError, UsageError, command_text, did_you_mean
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths, find_run_or_ensemble, list_runs as _list_runs
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from fvc_lib.tasks.predicting import Predictor
     from fvc_lib.video.decode.clip import Clip
 
-AnyPath = str | PathLike[str]
 __all__ = [
     "DataError", "Detector", "FvcError", "LeakageError", "Run", "UsageError", "decode_clip", "evaluate", "index",
     "list_runs", "load_detector", "make_folds", "open_run", "train",
@@ -120,8 +120,10 @@ def make_folds(index: pl.DataFrame, num_folds: int = 5, seed: int = 0) -> pl.Dat
     try:
         videos = index.select(text, label.cast(pl.String))
     except (AttributeError, pl.exceptions.PolarsError) as error:
-        wanted = "a polars DataFrame (polars.from_pandas makes one) with video_id, group_id and label (real or fake)"
-        raise UsageError(f"make_folds: wanted {wanted}; got {type(index).__name__}: {error}") from error
+        raise UsageError(
+            "make_folds: wanted a polars DataFrame (polars.from_pandas makes one) with video_id, group_id and label "
+            f"(real or fake); got {type(index).__name__}: {error}"
+        ) from error
     if num_folds < 2:
         raise UsageError(f"make_folds: got num_folds {num_folds}, wanted 2 or more.")
     if not 0 < videos.drop_nulls().unique("video_id").height == videos.height:
@@ -197,10 +199,6 @@ class Detector:
         self.name, self.task = predictor.name, predictor.config.task
         self.worth = tuple(predictor.standing.sentences)
 
-    def __repr__(self) -> str:
-        """Return the name and the task of the model."""
-        return f"Detector(name={self.name!r}, task={self.task!r})"
-
     def predict(self, files: AnyPath | Sequence[AnyPath], *, error_rate: float = 0.1) -> pl.DataFrame:
         """Return one row per file, in the order of ``files``. A bad file gives a row with its ``failure``.
 
@@ -214,7 +212,7 @@ class Detector:
             error_rate: share of reals that may be called fake, and of fakes that may be called real.
 
         Raises:
-            UsageError: no file is given, or the rate is not between 0 and 1.
+            UsageError: the rate is not between 0 and 1.
 
         Examples:
             >>> fvc.load_detector("latest").predict(["a.mp4", "b.mp4"])["path"].to_list()
@@ -224,12 +222,8 @@ class Detector:
         from fvc_lib.tasks.video.verdicts.judging import judge_files
         from fvc_lib.tasks.video.verdicts.rule import rule_of
 
-        paths, detector = (
-            [Path(file) for file in ([files] if isinstance(files, str | PathLike) else files)],
-            self._model,
-        )
-        if not paths:
-            raise UsageError("predict: no file is given.")
+        detector = self._model
+        paths = [Path(file) for file in ([files] if isinstance(files, str | PathLike) else files)]
         if not isinstance(detector, VideoDetector):
             found = detector.predict([str(path) for path in paths])
             rows = [{"path": str(row.path), **row.values, "failure": row.failure or None} for row in found]

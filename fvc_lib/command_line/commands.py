@@ -62,17 +62,14 @@ def status(run: str, as_json: bool, runs_dir: Path) -> None:
 
     folder = Path(run).expanduser().absolute()
     if not (folder / "run.json").is_file() and submitted_jobs(folder):
-        is_done = any((folder / last).is_file() for last in ("answer.txt", "predictions.html"))
         jobs = job_states(folder)
-        record: dict[str, Any] = {"folder": folder, "state": "done" if is_done else "waiting", "jobs": jobs}
-        line = f"{folder}: {'done' if is_done else 'not done; the same predict command goes on with it'}"
-        print_answer(record, [line, *_job_lines(folder, jobs)], as_json=as_json)
+        print_answer({"folder": folder, "jobs": jobs}, [folder, *_job_lines(folder, jobs)], as_json=as_json)
         return
     paths = find_run(runs_dir, run)
     state = status_now(paths)
     jobs = job_states(paths.root)
     doing = {key: read_progress(paths.logs / f"{key}.progress.json") for key in state.stages}
-    record = {
+    record: dict[str, Any] = {
         "run": paths.run_id,
         "folder": paths.root,
         **state.model_dump(mode="json"),
@@ -82,9 +79,7 @@ def status(run: str, as_json: bool, runs_dir: Path) -> None:
     is_stopped = state.state in {"interrupted", "requeue", "failed"}
     go_on = f"; to go on: {command_text('--resume', paths.root)}" if is_stopped else ""
     word = "stopped" if state.state == "requeue" else state.state
-    size_mb = size_of(paths.root) / 1e6
-    label = run_labels([paths])[0]
-    lines = [f"{paths.root}: {word}, {size_mb:,.1f} MB{go_on}", f"  {label}"]
+    lines = [f"{paths.root}: {word}, {size_of(paths.root) / 1e6:,.1f} MB{go_on}", f"  {run_labels([paths])[0]}"]
     for key, stage in state.stages.items():
         details = stage.reason or ""
         progress = doing[key]
@@ -289,8 +284,10 @@ def corpora(
     num_groups = found.annotations["stated_group"].drop_nulls().n_unique()
     values_of = {name: [value for one in found.entries if (value := getattr(one, name))] for name in _COUNTED}
     counts_of = {name: counted(of) for name, of in values_of.items()}
-    sizes = {"read_as": found.kind, "num_videos": len(found.entries), "num_groups": num_groups}
-    record = {**sizes, "counts": counts_of, "rejected": found.rejected.to_dicts(), "notes": found.notes}
+    record = {
+        "read_as": found.kind, "num_videos": len(found.entries), "num_groups": num_groups, "counts": counts_of,
+        "rejected": found.rejected.to_dicts(), "notes": found.notes,
+    }  # fmt: skip
     lines = [f"{str(path)!r} is read as {found.kind}: {len(found.entries):,} videos, {num_groups:,} stated groups"]
     for column, counts in counts_of.items():
         shown = ", ".join(f"{name} {count:,}" for name, count in list(counts.items())[:12])
@@ -416,13 +413,14 @@ def _export(run: RunPaths, export: "RunExport", named: tuple[str, str] | None = 
         lines = [*export.finish(run_content(run), bundle if sentence else None), *lines]
         click.echo("\n".join(lines))
         if named is not None:
-            experiment, store, (model, alias) = run.root.parent.name, export.tracking_uri, named
+            model, alias = named
             version = register_bundle(
-                bundle, model, alias, experiment=experiment, run_id=run.run_id, tracking_uri=store
-            )
+                bundle, model, alias, experiment=run.root.parent.name, run_id=run.run_id,
+                tracking_uri=export.tracking_uri,
+            )  # fmt: skip
             uri = f"{SCHEME}{model}@{alias}" if alias else f"{SCHEME}{model}/{version}"
-            ask = command_text("predict", uri, "FILE")
-            click.echo(f"model {model}, version {version}\n  {sentence}\n  to ask it: {ask}")
+            click.echo(f"model {model}, version {version}\n  {sentence}")
+            click.echo(f"  to ask it: {command_text('predict', uri, 'FILE')}")
 
 
 FOLLOW_SECONDS = 10.0  # between two looks at a run that is followed
@@ -452,6 +450,7 @@ def follower_of(run: RunPaths) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-c", program, str(run.root)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,  # Ctrl-C ends the run, and this process exports how it ended
     )  # fmt: skip
 
 
@@ -469,9 +468,6 @@ def export_when_asked(run: RunPaths, config: RunConfig, follower: "subprocess.Po
         return
     exporting = follower or follower_of(run)
     shown, _ = exporting.communicate()  # closes its input
-    if exporting.returncode and follower:  # a signal to the run ended it, too
-        exporting = follower_of(run)
-        shown, _ = exporting.communicate()
     if exporting.returncode:
         command = command_text("export", run.root, "--format", "mlflow")
         shown = f"warning: not exported to MLflow: {shown.rstrip()}\n  to repeat it: {command}"
@@ -504,7 +500,10 @@ _STAY_SUPERSEDED = ("best_model.safetensors", ".json")
     help="Only what was last used or finished at least this many days ago.",
 )  # fmt: skip
 @click.option("--models", is_flag=True, help="Also delete the trained weights of finished runs: a clean start.")
-@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+@click.option(
+    "--runs-dir", type=click.Path(exists=True, file_okay=False, path_type=Path),  # else no run would use the cache
+    help="Runs folder, where it is not the default.",
+)  # fmt: skip
 def clean(yes: bool, days: float, models: bool, runs_dir: Path | None) -> None:
     """Show how many MB each run and cache can free; with --yes delete these files.
 
@@ -519,32 +518,25 @@ def clean(yes: bool, days: float, models: bool, runs_dir: Path | None) -> None:
     fvc clean --models --days 0      weights of all finished runs as well
     """
     config = resolve_config()
-    if runs_dir is not None and not runs_dir.is_dir():  # else the cache would look as if no run used it
-        raise UsageError(f"--runs-dir {str(runs_dir)!r}: no such folder.")
     before = time.time() - days * 86400
-    sizes = list[int]()
-    parts = dict[Path, list[Path]]()
     found = list_runs(runs_dir or config.runs_dir)
     runs = {run: _state(run) for run in found if not (run.root.is_symlink() or run.root.parent.is_symlink())}
-    for run, state in runs.items():
-        if state == "done" and run.status_json.stat().st_mtime <= before:
-            parts[run.root] = _files_of_run(run, models=models)
+    finished = [run for run, state in runs.items() if state == "done" and run.status_json.stat().st_mtime <= before]
+    parts = {run.root: _files_of_run(run, models=models) for run in finished}
     if "busy" not in runs.values():  # a run at work needs the cache
-        for folder in _folders_of_cache(Path(config.cache_dir)):
-            files = _files(folder)
-            parts[folder] = files if all(path.lstat().st_mtime <= before for path in files) else []
-    for root, files in parts.items():
-        if not files:
-            continue
-        sizes.append(sum(path.lstat().st_size for path in files))
-        click.echo(f"{sizes[-1] / 1e6:10,.1f} MB  {root}: {count_text(len(files), 'file')}")
+        cached = {folder: _files(folder) for folder in _folders_of_cache(Path(config.cache_dir))}
+        unused = (folder for folder, files in cached.items() if all(path.lstat().st_mtime <= before for path in files))
+        parts |= {folder: cached[folder] for folder in unused}
+    sizes = {root: sum(path.lstat().st_size for path in files) for root, files in parts.items() if files}
+    for root, size in sizes.items():
+        click.echo(f"{size / 1e6:10,.1f} MB  {root}: {count_text(len(parts[root]), 'file')}")
         if yes:
             with run_lock(root) if RunPaths(root) in runs else nullcontext():
-                for path in files:
+                for path in parts[root]:
                     path.unlink(missing_ok=True)
     if not sizes:
         click.echo(f"Nothing was last used {days:g} days ago or earlier; --days states another age.")
-    click.echo(f"{sum(sizes) / 1e6:,.1f} MB {'freed' if yes else 'would be freed; repeat with --yes to do so'}")
+    click.echo(f"{sum(sizes.values()) / 1e6:,.1f} MB {'freed' if yes else 'would be freed; repeat it with --yes'}")
 
 
 def _state(run: RunPaths) -> str:

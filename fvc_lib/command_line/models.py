@@ -190,7 +190,6 @@ def model_card(run: RunPaths, predictor: "Predictor", *, final: bool = False) ->
     """
     from fvc_lib.analysis.pages.page import render
     from fvc_lib.analysis.read.headline import run_headline
-    from fvc_lib.tasks.video.calibration import read_selection, too_few_groups
     from fvc_lib.tasks.video.verdicts.rule import TAKEN_OVER, WORTH
 
     config = run_config(run.params_yaml)
@@ -199,12 +198,7 @@ def model_card(run: RunPaths, predictor: "Predictor", *, final: bool = False) ->
     split = "One split: the epoch was chosen on the validation part, and the test part was looked at once."
     if config.task == DEFAULT_TASK:
         circumstances = headline.measure.circumstances(headline.num_samples, headline.num_groups)
-        chosen = "Epoch, temperature and threshold were chosen on inner validation videos."
-        if config.cross_fits:
-            chosen = "Temperature and threshold were chosen on held-out scores of the training videos."
-        records = [read_selection(run.fold_checkpoints(fold)) for fold in range(config.num_trainings)]
-        if few := [one.selection.fewest_groups for one in records if one and not one.selection.is_calibrated]:
-            chosen = f"Scores are {too_few_groups(min(few))}."
+        chosen = "Nothing was chosen on the videos that were judged."
         split = f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}. {chosen} {circumstances}"
     not_here = f"The numbers are of {config.num_trainings} networks, which are not here."
     return render(

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import click
@@ -25,7 +24,7 @@ from fvc_lib.execution.run.status import run_lock
 from fvc_lib.execution.run.task import kernel_environment
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config_fields import split_names, split_pairs
-from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.home import NOTEBOOKS
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.records.digests import listed, write_document
@@ -44,7 +43,7 @@ def execute_notebook(
     log: Path,
     runs_dir: str | Path,
     product: str,
-    variables: Mapping[str, str] = MappingProxyType({}),
+    variables: Mapping[str, str] | None = None,
 ) -> int:
     """Execute a notebook, and print an error if it fails.
 
@@ -65,7 +64,7 @@ def execute_notebook(
     """
     from fvc_lib.execution.papermill_engine import KernelRequest, execute  # papermill takes a second to load
 
-    environment = {**kernel_environment(os.environ), "FVC_RUNS_DIR": str(runs_dir), **variables}
+    environment = {**kernel_environment(os.environ), "FVC_RUNS_DIR": str(runs_dir), **(variables or {})}
     outcome = execute(NOTEBOOKS / f"{name}.ipynb", parameters, KernelRequest(record, NOTEBOOKS, environment, log))
     if outcome.exit_code:
         why = f"{outcome.error.name}: {outcome.error.message}" if outcome.error else "its kernel died"
@@ -373,11 +372,10 @@ def robustness(context: click.Context, run: str, levels: tuple[str, ...], jobs: 
         )  # fmt: skip
         if not code:
             record = partial.replace(found.executed_notebook(ROBUSTNESS))
-            files = listed([found.robustness, found.robustness_results, record], found.root)
-            write_document(found.stage_checkpoint(ROBUSTNESS), {"files": files})
+            written = [found.robustness, found.robustness_results, record]
+            write_document(found.stage_checkpoint(ROBUSTNESS), {"files": listed(written, found.root)})
     reported = commands.report_run(found)
     if code:
-        click.echo(f"to go on: {command_text(*sys.argv[1:])}", err=True)
         context.exit(code)
     results = read_table(found.robustness_results, ROBUSTNESS_RESULTS)
     for line in findings(results, config.confidence, run_cautions(found)):

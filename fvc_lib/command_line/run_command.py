@@ -252,12 +252,7 @@ class RunCommand:
             set_aside(run, [planned.task for planned in plan if planned.redo])
             leave_to_jobs(run, [planned.task for planned in plan if planned.run])
         click.echo(f"run {run.root}")
-        try:
-            submitted = submit(jobs, run.root, site)
-        except FvcError as error:
-            go_on = command_text("--resume", run.root, "--executor", "slurm")
-            raise type(error)(f"{error} The run waits; to go on: {go_on}") from error
-        for job in submitted:
+        for job in submit(jobs, run.root, site):
             click.echo(f"  {submission_text(job)}")
         click.echo(f"watch it: {command_text('status', run.root)}" if jobs else "nothing to submit: all is finished")
         return 0

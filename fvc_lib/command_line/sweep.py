@@ -126,10 +126,9 @@ def combinations(
         found = given(chosen)
         if not members:
             first = found.config
-            corpus = corpus_record(found.config)
-            seed_of_folds = first.seed if first.folds_seed is None else first.folds_seed
-        if found.config.seed != seed_of_folds:
-            found = given(chosen, folds_seed=seed_of_folds)
+            corpus = corpus_record(first)
+        if first.folds_seed is None and found.config.seed != first.seed:
+            found = given(chosen, folds_seed=first.seed)
         digest = run_hash(found.config, corpus)
         members.setdefault(digest, Combination(", ".join(map(" ".join, chosen)), found, digest))
     if first.task != DEFAULT_TASK:

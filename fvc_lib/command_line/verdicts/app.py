@@ -25,7 +25,6 @@ import click
 from fvc_lib.analysis.wording import interval_text
 from fvc_lib.command_line.models import find_model, verdict_detector
 from fvc_lib.command_line.options import ALLOW_CODE, ERROR_RATE, FINAL, RUNS_DIR
-from fvc_lib.command_line.verdicts.pages import write_video_pages
 from fvc_lib.services.errors import FvcError, UsageError
 
 if TYPE_CHECKING:
@@ -221,7 +220,8 @@ def app(
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
         remedy = "make setup-app, or pip install 'fvc_lib[app]'"
         raise UsageError(f"the page needs {' and '.join(missing)}, not installed: {remedy}")
-    from fvc_lib.tasks.decoding import scratch_folder  # torch takes a second to load
+    from fvc_lib.command_line.verdicts.pages import write_video_pages  # plotly and torch take seconds to load
+    from fvc_lib.tasks.decoding import scratch_folder
     from fvc_lib.tasks.video.verdicts.judging import judge_files
     from fvc_lib.tasks.video.verdicts.rule import rule_of
 

@@ -5,14 +5,15 @@ import time
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fvc_lib.analysis.pages import answers
+from fvc_lib.analysis.pages.page import stamp_of
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.stage_logs import Report, not_reported, part_text
-
-if TYPE_CHECKING:
-    from fvc_lib.tasks.video.verdicts.evidence import FileEvidence
-    from fvc_lib.tasks.video.verdicts.judging import Verdicts
+from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
+from fvc_lib.tasks.video.verdicts.judging import Verdicts
+from fvc_lib.tasks.video.verdicts.rule import percent
 
 PAGES = "videos"  # folder next to verdicts.csv
 MAX_PAGES = 50
@@ -21,7 +22,7 @@ _FORMAT = 11  # version of the pages; if it changes, all pages are written again
 
 
 def write_video_pages(
-    verdicts: "Verdicts",
+    verdicts: Verdicts,
     folder: Path,
     *,
     most: int = MAX_PAGES,
@@ -49,17 +50,12 @@ def write_video_pages(
     Raises:
         OSError: a page cannot be written.
     """
-    from fvc_lib.analysis.pages.answers import Known, write_video_page  # torch and plotly take seconds to load
-    from fvc_lib.analysis.pages.page import stamp_of
-    from fvc_lib.tasks.video.verdicts.evidence import file_evidence
-    from fvc_lib.tasks.video.verdicts.rule import percent
-
     detector = verdicts.detector
     rule = verdicts.rule
     pages = dict[str, str]()
     tested = detector.known.tested
     seconds_left = 60 * map_minutes
-    known = Known(*(tested.filter(label=label)["score"].to_numpy() for label in ("real", "fake")))
+    known = answers.Known(*(tested.filter(label=label)["score"].to_numpy() for label in ("real", "fake")))
     same: dict[str, Any] = {
         "standing": detector.standing.sentences[0] if rule.withheld else "",
         "limits": (*detector.standing.sentences, *verdicts.limits),
@@ -86,7 +82,7 @@ def write_video_pages(
                 seconds_left = max(1.0, seconds_left - (time.monotonic() - begin))
             path.parent.mkdir(parents=True, exist_ok=True)
             stamp = "failed" if evidence.failure else stamp
-            write_video_page(path, row, known, stamp=stamp, **same, **page_parts(evidence))
+            answers.write_video_page(path, row, known, stamp=stamp, **same, **page_parts(evidence))
         progress(done + 1, len(rows))
     for old in (folder / PAGES).glob("[0-9]*_*.html"):
         if f"{PAGES}/{old.name}" not in pages.values():
@@ -94,7 +90,7 @@ def write_video_pages(
     return pages
 
 
-def write_overview(path: Path, verdicts: "Verdicts", pages: Mapping[str, str]) -> None:
+def write_overview(path: Path, verdicts: Verdicts, pages: Mapping[str, str]) -> None:
     """Write the page of all verdicts, with at most 1,000 rows.
 
     Args:
@@ -105,12 +101,10 @@ def write_overview(path: Path, verdicts: "Verdicts", pages: Mapping[str, str]) -
     Raises:
         OSError: the page cannot be written.
     """
-    from fvc_lib.analysis.pages.answers import verdict_table, write_predictions_page
-
     detector = verdicts.detector
-    write_predictions_page(
+    answers.write_predictions_page(
         path, f"Verdicts by {detector.name}", verdicts.answer(), (*detector.standing.sentences, *verdicts.limits),
-        verdict_table(verdicts.table, pages), is_shown=detector.is_above_control,
+        answers.verdict_table(verdicts.table, pages), is_shown=detector.is_above_control,
     )  # fmt: skip
 
 
@@ -124,20 +118,18 @@ def page_name(number: int, path: str) -> str:
     return f"{number:04d}_{plain}.html"
 
 
-def page_parts(evidence: "FileEvidence") -> dict[str, Any]:
+def page_parts(evidence: FileEvidence) -> dict[str, Any]:
     """Return the keyword arguments of ``write_video_page`` that show the evidence on a file.
 
     They are ``evidence`` itself and three pictures: ``frames``, ``over_time`` (the score over time) and ``heat_map``. A
     picture is None if the evidence lacks its data.
     """
-    from fvc_lib.analysis.pages.answers import frame_pictures, heat_map, over_time
-
     curve, mapped = evidence.windows, evidence.occlusion
     parts: dict[str, Any] = {"evidence": evidence, "frames": None, "over_time": None, "heat_map": None}
     if evidence.clips is not None:
-        parts["frames"] = frame_pictures(evidence.clips)
+        parts["frames"] = answers.frame_pictures(evidence.clips)
     if curve is not None:
-        parts["over_time"] = over_time(curve.begins, curve.ends, curve.scores, curve.middles, curve.seconds)
+        parts["over_time"] = answers.over_time(curve.begins, curve.ends, curve.scores, curve.middles, curve.seconds)
     if mapped is not None and mapped.values is not None and not mapped.why_hidden:
-        parts["heat_map"] = heat_map(mapped.picture, mapped.values, mapped.top)
+        parts["heat_map"] = answers.heat_map(mapped.picture, mapped.values, mapped.top)
     return parts

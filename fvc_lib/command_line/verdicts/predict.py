@@ -210,8 +210,7 @@ def predict(
             elif isinstance(detector, VideoDetector):
                 trouble = _judge_files(detector, cases, rule, folder, jobs or 0, pages, map_minutes)
         if trouble:
-            others = f" None of the {len(files):,} files could be read; the others: {folder / written[0]}"
-            raise DataError(trouble + others * (len(files) > 1))
+            raise DataError(f"{trouble} No file of {len(files):,} could be read: {folder / written[0]}")
         if as_json:
             lines = (folder / written[1]).read_text(encoding="utf-8").splitlines()
             print_json({"folder": folder, "files": list(map(json.loads, lines))})
@@ -438,10 +437,9 @@ def _predict_files(
     write_text(folder / CSV, csv_for_people(table))
     write_text(folder / LINES, table.write_ndjson())
     failures = table.drop_nulls("failure")
-    num_read, num_known = len(files) - len(failures), table["part"].count()
-    counts = f"{num_read:,} read, {len(failures):,} not; {num_known:,} of them are the run's"
+    num_read = len(files) - len(failures)
     write_predictions_page(
-        folder / PAGE, f"Predictions by {predictor.name}", f"{count_text(len(files), word)}: {counts}.", notes,
+        folder / PAGE, f"Predictions by {predictor.name}", f"{count_text(len(files), word)}, {num_read:,} read.", notes,
         prediction_table(table), is_shown=predictor.standing.standing == "above control",
     )  # fmt: skip
     if not num_read:
