@@ -63,13 +63,16 @@ def status(run: str, as_json: bool, runs_dir: Path) -> None:
     folder = Path(run).expanduser().absolute()
     if not (folder / "run.json").is_file() and submitted_jobs(folder):
         jobs = job_states(folder)
-        print_answer({"folder": folder, "jobs": jobs}, [folder, *_job_lines(folder, jobs)], as_json=as_json)
+        is_done = any((folder / last).is_file() for last in ("answer.txt", "predictions.html"))
+        record: dict[str, Any] = {"folder": folder, "state": "done" if is_done else "waiting", "jobs": jobs}
+        line = f"{folder}: {'done' if is_done else 'not done; the same predict command goes on with it'}"
+        print_answer(record, [line, *_job_lines(folder, jobs)], as_json=as_json)
         return
     paths = find_run(runs_dir, run)
     state = status_now(paths)
     jobs = job_states(paths.root)
     doing = {key: read_progress(paths.logs / f"{key}.progress.json") for key in state.stages}
-    record: dict[str, Any] = {
+    record = {
         "run": paths.run_id,
         "folder": paths.root,
         **state.model_dump(mode="json"),
