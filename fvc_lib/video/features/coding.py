@@ -160,14 +160,13 @@ def measure_quantisers(stream: Stream) -> dict[str, float]:
     mean, within = stream.qp[known].T.astype(np.float64)
     types = np.array(list(stream.frame_types), "U1")[known]
     groups = [mean[types == letter] for letter in "IPB"]
-    of_type = [float(group.mean()) if group.size else np.nan for group in groups]
     # B frames are quantised more coarsely than P frames, so a frame is compared with frames of its type.
     off = np.concatenate([group - group.mean() for group in groups if group.size > 1] or [np.empty(0)])
     return {
         "level": _mean(mean),
         "within": _mean(within),
         "between": float(off.std()) if off.size else np.nan,
-        "key_step": of_type[1] - of_type[0],
+        "key_step": _mean(groups[1]) - _mean(groups[0]),
         "intra": _mean(stream.intra),
     }
 
@@ -294,15 +293,13 @@ def measure_repeats(run: Run) -> dict[str, Values]:
 
     If the run has no tiles, all features except ``equal`` are empty arrays.
     """
-    num_pairs = len(run.luma) - 1
-    num_tiles = run.luma.shape[1]
     tiles = np.abs(run.luma[1:] - run.luma[:-1]).mean((2, 3))  # (L - 1, N)
     equal = ((run.small[1:] == run.small[:-1]).all((1, 2)) & (tiles == 0).all(1)).astype(np.float64)
-    if not num_tiles:
+    if not tiles.size:
         return {"equal": equal, **dict.fromkeys(("equal_tiles", "difference", "dip", "jump"), np.empty(0))}
     difference = tiles.mean(1)
     logarithm = np.sort(np.log2(difference + _FLOOR))
-    has_others = num_pairs + 1 >= _FEWEST_FRAMES
+    has_others = len(run.luma) >= _FEWEST_FRAMES
     return {
         "equal": equal,
         "equal_tiles": (tiles == 0).mean(1),

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from scipy.fft import dct
 
 from fvc_lib.services.registry import FEATURES
-from fvc_lib.video.features.family import Feature, FeatureFamily, Float32
+from fvc_lib.video.features.family import Feature, FeatureFamily, Float32, ratio
 
 _ORDER = np.add.outer(np.arange(8), np.arange(8)).ravel()  # row + column: 0 is the mean, 14 the finest
 _BANDS = {"low": (1, 3), "middle": (4, 7), "high": (8, 14)}  # first and last order of a band
@@ -42,13 +42,10 @@ def measure_block_dct(luma: Float32) -> dict[str, Float32]:
         values[band] = scale
         values[f"{band}_zeros"] = (chosen < 0.5).mean((1, 2), dtype=np.float32)
         mean_square = np.einsum("nij,nij->n", chosen, chosen) / np.float32(chosen[0].size)
-        has_any = scale > _FLAT
-        values[f"{band}_shape"] = np.where(has_any, scale / np.sqrt(np.where(has_any, mean_square, 1)), np.nan).astype(
-            np.float32
-        )
-    with np.errstate(divide="ignore", invalid="ignore"):
-        decay = np.where(values["high"] > _FLAT, np.log2(values["low"] / values["high"]), np.nan)
-    return {**values, "decay": decay.astype(np.float32), "first_digits": _first_digits(sizes)}
+        values[f"{band}_shape"] = ratio(scale, np.sqrt(mean_square), scale > _FLAT)
+    with np.errstate(divide="ignore"):
+        decay = np.log2(ratio(values["low"], values["high"], values["high"] > _FLAT))
+    return {**values, "decay": decay, "first_digits": _first_digits(sizes)}
 
 
 def cosine_transform(luma: Float32, side: int) -> Float32:

@@ -16,7 +16,7 @@ import numpy as np
 import scipy.fft
 
 from fvc_lib.services.registry import FEATURES
-from fvc_lib.video.features.family import TILE, Feature, FeatureFamily, Float32
+from fvc_lib.video.features.family import TILE, Feature, FeatureFamily, Float32, ratio
 
 _EDGE = 8.0  # gradient in grey levels per pixel above which a pixel lies on an edge
 
@@ -35,12 +35,10 @@ def measure_sharpness(luma: Float32) -> dict[str, Float32]:
     squared /= 64
     gradient = squared.mean((1, 2))
     variance = laplacian.var((1, 2))
-    with np.errstate(divide="ignore", invalid="ignore"):  # NaN for a flat tile
-        fineness = np.where(gradient > 0, variance / gradient, np.nan).astype(np.float32)
     return {
         "laplacian": variance,
         "gradient": gradient,
-        "fineness": fineness,
+        "fineness": ratio(variance, gradient, gradient > 0),
         "edges": (squared > _EDGE**2).mean((1, 2), dtype=np.float32),
     }
 
@@ -66,8 +64,7 @@ FEATURES.register(
 )
 
 _HALF = TILE // 2  # highest frequency, in cycles per tile
-_DOWN = np.abs(scipy.fft.fftfreq(TILE, 1 / TILE))[:, None] * np.ones(_HALF + 1)
-_RIGHT = np.ones((TILE, 1)) * np.arange(_HALF + 1)
+_DOWN, _RIGHT = np.meshgrid(np.abs(scipy.fft.fftfreq(TILE, 1 / TILE)), np.arange(_HALF + 1), indexing="ij")
 _RADIUS = np.rint(np.hypot(_DOWN, _RIGHT)).astype(np.int64).ravel()
 # How often a coefficient of the real transform occurs in the full complex transform.
 _TIMES = np.where((_RIGHT == 0) | (_RIGHT == _HALF), 1.0, 2.0).ravel()
@@ -192,8 +189,6 @@ def measure_noise(luma: Float32) -> dict[str, Float32]:
     square5 = _square5(luma)
     third = (np.diff(luma, n=3, axis=2), np.diff(luma, n=3, axis=1))  # -1 3 -3 1; the squares of the weights sum to 20
     fine, coarse = _wavelet_noise(luma)
-    has_grain = np.minimum(fine, coarse) > _NO_NOISE
-    grain = np.log2(np.where(has_grain, coarse, 1) / np.where(has_grain, fine, 1))
     return {
         "third": sum(_mean_size(each) for each in third) * np.float32(_OF_MEAN_SIZE / 2 / np.sqrt(20)),
         "square3": _mean_size(square3) * np.float32(_OF_MEAN_SIZE / 6),
@@ -204,7 +199,7 @@ def measure_noise(luma: Float32) -> dict[str, Float32]:
         "diagonal": _correlation(square3, 1, 1) / 2 + _correlation(square3[:, ::-1], 1, 1) / 2,
         "wavelet": fine,
         "wavelet_coarse": coarse,
-        "grain": np.where(has_grain, grain, np.nan).astype(np.float32),
+        "grain": np.log2(ratio(coarse, fine, np.minimum(fine, coarse) > _NO_NOISE)),
     }
 
 
@@ -243,8 +238,7 @@ def _kurtosis(residual: Float32) -> Float32:
     squares = residual * residual
     mean_square = squares.mean((1, 2))
     fourth = np.einsum("nij,nij->n", squares, squares) / np.float32(squares[0].size)
-    has_any = mean_square > _NO_RESIDUAL
-    return np.where(has_any, fourth / np.where(has_any, mean_square, 1) ** 2, np.nan).astype(np.float32)
+    return ratio(fourth, mean_square**2, mean_square > _NO_RESIDUAL)
 
 
 def _correlation(residual: Float32, down: int, right: int) -> Float32:
@@ -257,8 +251,7 @@ def _correlation(residual: Float32, down: int, right: int) -> Float32:
     other = residual[:, down:, right:]
     product = np.einsum("nij,nij->n", one, other)
     scale = np.einsum("nij,nij->n", one, one) + np.einsum("nij,nij->n", other, other)
-    has_any = scale > _NO_RESIDUAL * height * width
-    return np.where(has_any, 2 * product / np.where(has_any, scale, 1), np.nan).astype(np.float32)
+    return ratio(2 * product, scale, scale > _NO_RESIDUAL * height * width)
 
 
 def _wavelet_noise(luma: Float32) -> tuple[Float32, Float32]:

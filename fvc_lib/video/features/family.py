@@ -142,20 +142,16 @@ class FeatureFamily:
                 frames (``pairs``), or a single one for the whole video (``stream``).
 
         Raises:
-            ValueError: ``measure`` returned other features than the family declares.
+            KeyError: ``measure`` did not return a feature that the family declares.
         """
-        names = [feature.name for feature in self.features]
-        for each in measured:
-            if each.keys() != set(names):
-                raise ValueError(f"feature family {self.name!r}: measured {sorted(each)}, declares {sorted(names)}")
         rows = [
-            np.concatenate([np.ravel(np.asarray(each[name], np.float64)) for each in measured] or [np.empty(0)])
-            for name in names
+            np.concatenate([np.ravel(np.asarray(each[feature.name], np.float64)) for each in measured] or [np.empty(0)])
+            for feature in self.features
         ]
-        if self.of != "stream":
-            return dict(zip(self.columns(), pool(rows).ravel().tolist(), strict=True))
-        values = [float(row[0]) if row.size and np.isfinite(row[0]) else float("nan") for row in rows]
-        return dict(zip(self.columns(), values, strict=True))
+        pooled = pool(rows)
+        if self.of == "stream":  # a single value, which is its own maximum
+            pooled = pooled[:, -1:]
+        return dict(zip(self.columns(), pooled.ravel().tolist(), strict=True))
 
 
 # Statistics (pools) over all sampled tiles or pairs of a video, by the suffix of the column.
@@ -182,6 +178,11 @@ def pool(rows: Sequence[Values]) -> npt.NDArray[np.float64]:
             quantiles = np.quantile(values, (0.1, 0.9))
             pooled[number] = (values.mean(), values.std(), *quantiles, values[0], values[-1])
     return pooled
+
+
+def ratio(numerator: Values, denominator: Values, is_known: npt.NDArray[np.bool_]) -> Float32:
+    """Return the quotients of two arrays of the same shape, float32; NaN where ``is_known`` is false."""
+    return np.where(is_known, numerator / np.where(is_known, denominator, 1), np.nan).astype(np.float32)
 
 
 def tile_corners(height: int, width: int) -> IntArray:

@@ -5,12 +5,11 @@ Every worker process imports this module, so it imports neither polars nor torch
 
 import importlib.metadata
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fvc_lib.services.atomic_files import AnyPath, sha256_of_file, sha256_of_json
+from fvc_lib.services.atomic_files import AnyPath, sha256_of_json
 from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.registry import FEATURES
 from fvc_lib.video.clips.worker import as_indexed
@@ -23,7 +22,7 @@ _PACKAGES = ("numpy", "scipy", "pywavelets")  # packages on which values depend
 
 
 class FamilyError(Exception):
-    """The function of a feature family raised an error or returned wrong features; the message names the family."""
+    """The function of a feature family raised an error or lacks a feature; the message names the family."""
 
 
 def measured(sample: Sample, family: FeatureFamily) -> dict[str, float]:
@@ -34,7 +33,7 @@ def measured(sample: Sample, family: FeatureFamily) -> dict[str, float]:
         family: features that one function measures together.
 
     Raises:
-        FamilyError: the family's function fails, or returns other features than the family declares.
+        FamilyError: the family's function fails, or lacks a feature that the family declares.
     """
     try:
         if family.of == "tiles":
@@ -103,11 +102,7 @@ def code_of(family: FeatureFamily) -> str:
 
     Cached values with another hash are measured again.
     """
-    module = family.measure.__module__
-    if f"{module}.".startswith(f"{_HERE}."):
-        code = code_hash(module, _HERE)
-    else:
-        code = sha256_of_file(getattr(sys.modules[module], "__file__", None) or __file__)
+    code = code_hash(family.measure.__module__, _HERE)
     return sha256_of_json([family.name, code, list(family.columns()), _versions(_PACKAGES)])
 
 

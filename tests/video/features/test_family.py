@@ -79,7 +79,7 @@ def test_columns_of_a_stream_have_no_pool_and_infinity_counts_as_missing():
     assert stream.pooled([]) == pytest.approx({"packets_a": missing, "packets_b": missing}, nan_ok=True)
     tiles = FeatureFamily("light", "none", features[:1], lambda *_: {}, "tiles")
     assert tiles.pooled([{"a": [1.0, np.nan]}, {"a": [4.0]}])["light_a_mean"] == 2.5
-    with pytest.raises(ValueError, match="light"):
+    with pytest.raises(KeyError, match="a"):
         tiles.pooled([{"b": [1.0]}])
 
 
