@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.decoding import decode, plan_decoding
 from fvc_lib.video.decode.frame_table import NO_PTS, FrameTable, missing_bytes, read_frame_table, seconds_of
+from fvc_lib.video.decode.pixels import FrameSink
 from fvc_lib.video.decode.probe import packet_facts
 from fvc_lib.video.decode.source import TruncatedVideo, open_video
 
@@ -133,14 +134,25 @@ def test_runs_hold_what_wanted_frames_need_once_and_nothing_behind_the_last(open
         assert set(range(keys[-2] if leads else keys[-1], position + 1)) <= set(fed)
 
 
-def test_the_whole_video_is_decoded_where_packets_leave_doubt_and_damage_is_refused(opened):
-    doubtful = table_of(range(60), keys=[0], doubt="several frames have one time")
-    deep = table_of([0, *range(2, 31), 1], keys=[0])  # no decoder holds so many frames back
-    assert all(plan_decoding(opened, table, {0}).why for table in (doubtful, deep))
-    with pytest.raises(TruncatedVideo):
-        plan_decoding(opened, table_of([0], keys=[0], damage="3 of its 63 frames are missing"), {0})
+def test_a_plan_joins_runs_that_meet(opened):
     table = table_of(range(300), keys=range(0, 300, 100))
     assert plan_decoding(opened, table, {99, 100, 250}).runs == ((0, 101), (200, 251))
+
+
+def test_the_whole_video_is_decoded_where_packets_leave_doubt_and_damage_is_refused(make_video):
+    path = make_video("a.mp4", 30)
+    with open_video(path) as source:
+        table = read_frame_table(source)
+    doubtful = dataclasses.replace(table, doubt="several frames have one time")
+    deep = dataclasses.replace(table, pts=np.append(table.pts[:1], np.roll(table.pts[1:], 1)))  # the 2nd is shown last
+    for changed in (doubtful, deep):
+        with open_video(path) as source:
+            done = decode(source, changed, lambda source, count, _: FrameSink(source, 32, np.arange(count)))
+        assert not done.is_sparse
+        np.testing.assert_array_equal(done.sink.frames, decode_clip(path, 30, 32).frames)
+    damaged = dataclasses.replace(table, damage="3 of its 63 frames are missing")
+    with open_video(path) as source, pytest.raises(TruncatedVideo):
+        decode(source, damaged, lambda source, count, _: FrameSink(source, 32, np.arange(count)))
 
 
 def test_open_groups_are_decoded_in_runs_and_in_order_when_wanted_whole(make_video):

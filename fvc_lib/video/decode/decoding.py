@@ -13,7 +13,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-import av.error
 import numpy as np
 from av.packet import Packet
 from av.video.frame import VideoFrame
@@ -62,15 +61,13 @@ class DecodePlan:
 
     Attributes:
         runs: pairs (start, end) of packet indices in decoding order, ``end`` excluded; ascending and disjoint.
-        why: why the whole video must be decoded instead; empty if decoding the runs is enough.
         reorder_depth: number of frames that the decoder must hold back to return them in presentation order.
         leaves_out: whether the decoder skips unwanted frames in ``runs`` that no other frame refers to.
     """
 
     runs: tuple[tuple[int, int], ...]
-    why: str = ""
-    reorder_depth: int = 0
-    leaves_out: bool = False
+    reorder_depth: int
+    leaves_out: bool
 
 
 # To read and ignore this many packets takes less time than a seek.
@@ -88,27 +85,17 @@ def plan_decoding(source: VideoSource, table: FrameTable, wanted: Collection[int
 
     Args:
         source: the video.
-        table: its packets.
+        table: its packets, without ``doubt``.
         wanted: indices of the frames in presentation order, without repeats.
-
-    Raises:
-        TruncatedVideo: data are missing in the file (``table.damage``).
     """
-    if table.damage:
-        raise TruncatedVideo(source.path, table.damage)
-    why, order = table.doubt, table.presentation_order()
-    depth = 0 if why else table.reorder_depth(order)
-    if depth > _MAX_REORDER_DEPTH:
-        why = f"a frame is shown {depth} places behind its packet, more than a decoder holds back"
-    if why:
-        return DecodePlan((), why)
+    order = table.presentation_order()
     runs: list[tuple[int, int]] = []
     positions = np.sort(order[np.fromiter(wanted, np.int64)])
     for start, position in zip(table.decoding_starts(positions).tolist(), positions.tolist(), strict=True):
         while runs and start <= runs[-1][1]:  # it overlaps or continues the run before
             start = min(start, runs.pop()[0])
         runs.append((start, position + 1))
-    return DecodePlan(tuple(runs), "", depth, source.codec_name in _SKIPS_NON_REFERENCES)
+    return DecodePlan(tuple(runs), table.reorder_depth(order), source.codec_name in _SKIPS_NON_REFERENCES)
 
 
 @dataclass(frozen=True)
@@ -140,17 +127,16 @@ def decode(opened: VideoSource, table: FrameTable, sink_of: SinkOf[S], *, in_ord
     Raises:
         VideoError: the file is truncated, corrupt or refused, or its frames come in another order.
     """
-    if not table.doubt and not table.damage:
+    if table.damage:
+        raise TruncatedVideo(opened.path, table.damage)
+    if not table.doubt:
         seconds = seconds_of(table.pts[table.presentation_order()], opened.stream.time_base)
         sink = sink_of(opened, len(seconds), seconds)
         plan = plan_decoding(opened, table, sink.wanted)
-        if not plan.why:
-            # Errors are ignored here: the whole video may decode without error; if not, that error is raised.
-            with suppress(CorruptVideo, TruncatedVideo), ffmpeg_errors(opened.path, CorruptVideo):
-                if _read_runs(opened, table, plan, sink, in_order):
-                    return Decoded(sink, seconds, True)
-    else:
-        plan_decoding(opened, table, ())  # raises if the file is damaged
+        # Errors are ignored here: the whole video may decode without error; if not, that error is raised.
+        with suppress(CorruptVideo, TruncatedVideo), ffmpeg_errors(opened.path, CorruptVideo):
+            if plan.reorder_depth <= _MAX_REORDER_DEPTH and _read_runs(opened, table, plan, sink, in_order):
+                return Decoded(sink, seconds, True)
     opened.container.close()
     return _decode_whole(opened.path, table, sink_of, in_order)
 
@@ -272,10 +258,8 @@ def _decode_whole(path: Path, table: FrameTable, sink_of: SinkOf[S], in_order: b
     Arguments and errors are those of ``decode``.
     """
     times: list[int | None] = []
-    sink: S | None = None
     with open_video(path, thorough=True) as source:
-        if table.num_shown and not in_order:
-            sink = sink_of(source, table.num_shown, None)
+        sink = sink_of(source, table.num_shown, None) if table.num_shown and not in_order else None
         for number, frame in enumerate(_decode_all(source, table)):
             times.append(frame.pts)
             if sink is not None:
@@ -307,8 +291,6 @@ def _offer(path: Path, sink: Sink, place: int | None, frame: VideoFrame) -> None
 
 # ffmpeg assumes this rate where neither the container nor the bitstream states one.
 _ASSUMED_RATE = Fraction(25)
-# Codecs whose decoders do not wait for a keyframe, but predict the first frames from grey.
-_PREDICTS_FROM_NOTHING = frozenset({"mpeg4", "h263", "flv1", "msmpeg4v1", "msmpeg4v2", "msmpeg4v3", "wmv1", "wmv2"})
 # Where two recordings are joined, the packet marked as corrupt is one of the last before a keyframe.
 _PACKETS_TO_JOIN = 3
 
@@ -320,27 +302,19 @@ def _decode_all(source: VideoSource, table: FrameTable) -> Iterator[VideoFrame]:
         TruncatedVideo: the data of the last packet are lost.
         CorruptVideo: the data of another packet are lost.
     """
-    has_begun = source.codec_name not in _PREDICTS_FROM_NOTHING
-    reached_key = False
+    has_begun = False
     if table.is_closed[0] and table.is_shown.all():  # after trimmed packets references may be missing
         source.be_strict()
     for number, packet in enumerate(source.packets()):
+        has_begun = has_begun or packet.is_keyframe
+        if not has_begun:  # some decoders predict frames without their references from grey
+            continue
         # Where two MPEG-TS recordings were joined, their packet counters differ, and ffmpeg assumes lost packets.
         soon = slice(number + 1, number + 1 + _PACKETS_TO_JOIN)
         if packet.is_corrupt and not (source.container_name == "mpegts" and table.is_key[soon].any()):
             is_last = number + 1 == len(table.pts)
             raise (TruncatedVideo if is_last else CorruptVideo)(source.path, f"data of packet {number} is lost")
-        reached_key = reached_key or packet.is_keyframe
-        try:
-            frames = packet.decode()
-        except av.error.InvalidDataError:
-            if reached_key:
-                raise
-            continue  # the recording begins within a group of pictures
-        for frame in frames:
-            has_begun = has_begun or frame.key_frame
-            if has_begun:
-                yield frame
+        yield from packet.decode()
 
 
 def _order_and_seconds(source: VideoSource, times: list[int | None], table: FrameTable) -> tuple[IntArray, Seconds]:
