@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import math
+from abc import abstractmethod
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -55,13 +56,13 @@ class Operation:
         """Return the operation with random parameters for a clip of ``num_frames`` frames."""
         return cls()
 
+    @abstractmethod
     def apply(self, pixels: Float) -> Float:
         """Return the changed pixels, float32 (T, 3, H, W); values may lie outside 0 to 255.
 
         Args:
             pixels: float32 (T, 3, H, W) in grey levels 0 to 255; may be overwritten.
         """
-        raise NotImplementedError
 
 
 # Operations are applied in the order of this file: time, geometry, light, lens and sensor, occlusion. The random draws
@@ -238,10 +239,8 @@ class Cutout(Operation, name="cutout", probability=0.3):
 
     def apply(self, pixels: Float) -> Float:
         rows, columns = pixels.shape[-2:]
-        left = round(self.left * columns)
-        right = round((self.left + self.width) * columns)
-        top = round(self.top * rows)
-        bottom = round((self.top + self.height) * rows)
+        left, right = (round(share * columns) for share in (self.left, self.left + self.width))
+        top, bottom = (round(share * rows) for share in (self.top, self.top + self.height))
         mean = pixels.mean(axis=(0, 2, 3), dtype=np.float64).astype(np.float32)
         pixels[:, :, top:bottom, left:right] = mean[:, None, None]
         return pixels
@@ -335,10 +334,10 @@ def _to_planes(frames: Pixels) -> Pixels:
     packed = np.empty((len(frames), height * 3 // 2, width), np.uint8)
     for frame, planes in zip(frames, packed, strict=True):
         whole = np.pad(frame, ((0, 0), (0, height - frame.shape[1]), (0, width - frame.shape[2])), mode="edge")
-        coded = np.asarray(Image.fromarray(np.ascontiguousarray(np.moveaxis(whole, 0, -1))).convert("YCbCr"))
-        planes[:height] = coded[..., 0]
-        blocks = coded[..., 1:].reshape(height // 2, 2, width // 2, 2, 2).astype(np.uint16).sum((1, 3))
-        planes[height:] = np.moveaxis((blocks + 2) // 4, -1, 0).reshape(height // 2, width)
+        coded = Image.fromarray(np.ascontiguousarray(np.moveaxis(whole, 0, -1))).convert("YCbCr")
+        planes[:height] = np.asarray(coded)[..., 0]
+        colors = np.asarray(coded.reduce(2))[..., 1:]
+        planes[height:] = np.moveaxis(colors, -1, 0).reshape(height // 2, width)
     return packed
 
 
@@ -396,14 +395,10 @@ def _some_frames(generator: np.random.Generator, num_frames: int, before: int) -
 
 def _filter_axis(pixels: Float, kernel: list[np.float32], axis: int) -> Float:
     radius = len(kernel) // 2
-    length = pixels.shape[axis]
-    padding = [(0, 0)] * pixels.ndim
-    padding[axis] = (radius, radius)
-    padded = np.moveaxis(np.pad(pixels, padding, mode="symmetric"), axis, 0)
-    result = np.zeros_like(padded[:length])
-    for offset, weight in enumerate(kernel):
-        result += weight * padded[offset : offset + length]
-    return np.moveaxis(result, 0, axis)
+    lines = np.moveaxis(pixels, axis, 0)
+    padded = np.pad(lines, ((radius, radius), (0, 0), (0, 0), (0, 0)), mode="symmetric")
+    terms = (weight * padded[offset : offset + len(lines)] for offset, weight in enumerate(kernel))
+    return np.moveaxis(sum(terms, start=np.zeros_like(lines)), 0, axis)
 
 
 @dataclass(frozen=True)
@@ -437,6 +432,19 @@ class AugmentationPlan:
         """Return a JSON list with one object per operation: its name and its parameters."""
         return json.dumps([{"name": operation.name, **asdict(operation)} for operation in self.operations])
 
+    def applied(self, frames: Pixels) -> Pixels:
+        """Return frames, uint8 (T, 3, H, W), after the operations; values are rounded once, at the end."""
+        content: Float = frames.astype(np.float32)
+        for operation in self.operations:
+            content = operation.apply(content)
+        return _as_uint8(content)
+
+
+def generator_of(*key: object) -> np.random.Generator:
+    """Return a random generator that is seeded by ``key``, values that JSON can hold."""
+    digest = hashlib.sha256(json.dumps(key).encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:16], "big"))
+
 
 def draw_augmentation(
     video_id: str, augmentation_index: int, settings: AugmentationSettings, num_frames: int
@@ -456,9 +464,7 @@ def draw_augmentation(
     usable = [kind for kind in kinds if num_frames >= kind.fewest_frames]
     if augmentation_index == 0 or not usable:
         return AugmentationPlan()
-    key = json.dumps([video_id, augmentation_index, settings.settings_hash])
-    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "big")
-    generator = np.random.default_rng(seed)
+    generator = generator_of(video_id, augmentation_index, settings.settings_hash)
     taken = [kind for kind in usable if generator.random() < kind.probability]
     taken = taken or [usable[int(generator.integers(len(usable)))]]
     return AugmentationPlan(tuple(kind.draw(generator, num_frames) for kind in taken))
@@ -485,8 +491,5 @@ def apply_augmentation(frames: Pixels, plan: AugmentationPlan) -> Pixels:
     rows = np.flatnonzero(bright.any(axis=1))
     columns = np.flatnonzero(bright.any(axis=0))
     picture = np.s_[:, :, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]  # without the bars
-    content: Float = result[picture].astype(np.float32)
-    for operation in plan.operations:
-        content = operation.apply(content)
-    result[picture] = np.rint(content).clip(0, 255).astype(np.uint8)
+    result[picture] = plan.applied(result[picture])
     return result

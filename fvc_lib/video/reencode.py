@@ -266,7 +266,7 @@ class _Writer:
         self._last_pts = -1
         self._converter = FrameConverter(None, None)  # it also records the orientation
         self._reformatter = VideoReformatter()
-        self._stream: VideoStream | None = None
+        self._stream: Any = None  # begins with the first frame
         self._format, self._size = "", (0, 0)  # width and height as stored, before frames are turned
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
@@ -296,9 +296,8 @@ class _Writer:
 
     def end(self) -> None:
         """Write the frames that the encoder still holds; call it after the last frame."""
-        if self._stream is not None:
-            with ffmpeg_errors(self._source.path, UnsupportedVideo):
-                self._output.mux(self._stream.encode(None))
+        with ffmpeg_errors(self._source.path, UnsupportedVideo):
+            self._output.mux(self._stream.encode(None))
 
     def _begun(self, frame: VideoFrame) -> VideoStream:
         """Add a stream to the container, with an encoder for frames like ``frame``, and return it."""
@@ -380,14 +379,14 @@ class _Writer:
 
 
 def _changed_pixels(recipe: Recipe, place: int, pixels: Pixels) -> Pixels:
-    from fvc_lib.video.augmentations import Blur, Jpeg, Noise  # takes 10 MB, which most workers do not need
+    # takes 10 MB, which most workers do not need
+    from fvc_lib.video.augmentations import AugmentationPlan, Blur, Jpeg, Noise
 
     if not recipe.strength:
         return pixels
     seed = int.from_bytes(hashlib.sha256(f"{recipe.name} {place}".encode()).digest()[:7], "big")
     kinds = {"jpeg": Jpeg(recipe.strength), "blur": Blur(recipe.strength), "noise": Noise(recipe.strength, seed)}
-    changed = kinds[recipe.kind].apply(pixels[None].astype(np.float32))
-    return np.asarray(np.rint(changed[0]).clip(0, 255).astype(np.uint8))
+    return np.asarray(AugmentationPlan((kinds[recipe.kind],)).applied(pixels[None])[0])
 
 
 def _is_full_range(frame: VideoFrame) -> bool:

@@ -8,7 +8,6 @@ that it is blended into, so that a pseudo-fake equals its real outside the mask.
 Parameters are drawn once per clip. Seeds and arithmetic are as in ``augmentations``.
 """
 
-import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
@@ -17,7 +16,17 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from fvc_lib.video.augmentations import AugmentationPlan, Blur, Color, Downscale, Float, Jpeg, Operation, Pixels
+from fvc_lib.video.augmentations import (
+    AugmentationPlan,
+    Blur,
+    Color,
+    Downscale,
+    Float,
+    Jpeg,
+    Operation,
+    Pixels,
+    generator_of,
+)
 
 _VERSION = 1  # part of the seed: raise it when the same clip gives other pixels
 _WAVES = (2, 3, 4)  # periods around the ellipse by which its outline is deformed
@@ -76,17 +85,12 @@ class SelfBlend:
 
     def to_json(self) -> str:
         """Return a JSON list with one object, in the form of ``AugmentationPlan.to_json``."""
-        values = asdict(self)
-        values["changes"] = json.loads(self.changes.to_json())
-        return json.dumps([{"name": "self_blend", **values}])
+        return json.dumps([{"name": "self_blend", **asdict(self), "changes": json.loads(self.changes.to_json())}])
 
 
 def draw_self_blend(video_id: str, number: int) -> SelfBlend:
     """Return the random parameters of a video's pseudo-fake ``number``; equal arguments give equal parameters."""
-    key = json.dumps(["self_blend", _VERSION, video_id, number])
-    digest = hashlib.sha256(key.encode()).digest()
-    generator = np.random.default_rng(int.from_bytes(digest[:16], "big"))
-
+    generator = generator_of("self_blend", _VERSION, video_id, number)
     drawn = [round(value, 6) for value in generator.uniform(*np.transpose(_RANGES)).tolist()]
     scale, shift_x, shift_y, width, height, *waves, edge = drawn
     opacity = float(generator.choice([0.25, 0.5, 0.75, 1, 1, 1]))
@@ -118,10 +122,7 @@ def self_blended(frames: Pixels, points: npt.NDArray[np.floating], blend: SelfBl
     Returns:
         uint8 (T, 3, H, W), a new array. Outside the mask it equals ``frames``.
     """
-    changed: Float = frames.astype(np.float32)
-    for operation in blend.changes.operations:
-        changed = operation.apply(changed)
-    copies = np.rint(changed).clip(0, 255).astype(np.uint8)
+    copies = blend.changes.applied(frames)
     result = np.array(frames)
     for frame, copy, face in zip(result, copies, points, strict=True):
         ellipse = _Ellipse.around(face, blend)
@@ -166,8 +167,9 @@ class _Ellipse:
         turned = (x + 1j * y - self.centre) / self.down
         place = turned.real / self.height + 1j * (turned.imag / self.width)
         angle = np.angle(place)
-        waves = zip(_WAVES, blend.waves, strict=True)
-        deformed = (height * np.cos(period * angle + phase) for period, (height, phase) in waves)
+        deformed = (
+            height * np.cos(period * angle + phase) for period, (height, phase) in zip(_WAVES, blend.waves, strict=True)
+        )
         share = np.clip((sum(deformed, start=np.ones(angle.shape)) - np.abs(place)) / blend.edge, 0, 1)
         # Rounding keeps the last bits of sines, which differ between processors, out of the pixels.
         return np.asarray(np.round(blend.opacity * (share * share * (3 - 2 * share)), 6))
@@ -179,9 +181,8 @@ def _moved(copy: Pixels, ellipse: _Ellipse, blend: SelfBlend) -> tuple[Pixels, n
     begin = ellipse.centre - (ellipse.centre + shift) / blend.scale
     data = (1 / blend.scale, 0.0, begin.real, 0.0, 1 / blend.scale, begin.imag)
     picture = Image.fromarray(np.ascontiguousarray(np.moveaxis(copy, 0, -1)))
-    whole = Image.new("L", picture.size, 255)
     moved, inside = (
         np.asarray(image.transform(image.size, Image.Transform.AFFINE, data, Image.Resampling.BILINEAR))
-        for image in (picture, whole)
+        for image in (picture, Image.new("L", picture.size, 255))
     )
     return np.moveaxis(moved, -1, 0), inside > 0

@@ -256,11 +256,8 @@ def _decoded(
             if answer.failure is None:
                 yield todo[answer.position], failure_of(answer.value)
             else:
-                source = items[answer.position]["source"]
-                yield (
-                    todo[answer.position],
-                    f"{source!r}: {answer.failure}: {answer.detail}. Re-encode it, or leave it out.",
-                )
+                died = f"{items[answer.position]['source']!r}: {answer.failure}: {answer.detail}."
+                yield todo[answer.position], f"{died} Re-encode it, or leave it out."
 
 
 def _augment(store: ClipStore, video_id: str, copies: list[int]) -> None:

@@ -200,8 +200,9 @@ class ClipShards:
         """
         check_part(frames, self.shape, first)
         if not self.has(video_id, augmentation_index):
-            clip = f"clip {video_id!r} number {augmentation_index}"
-            raise DataError(f"{clip} is not in the shards of {str(self.folder)!r}. {REMEDY}")
+            raise DataError(
+                f"clip {video_id!r} number {augmentation_index} is not in the shards of {str(self.folder)!r}. {REMEDY}"
+            )
         part = self._parts[video_id, augmentation_index]
         offset = part.start + len(clip_header(self.shape)) + first * frames[0].nbytes
         with part.path.open("rb") as stream:

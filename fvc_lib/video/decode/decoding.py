@@ -332,10 +332,9 @@ def _order_and_seconds(source: VideoSource, times: list[int | None], table: Fram
     """
     stream = source.stream
     pts = np.array([time for time in times if time is not None], np.int64)
-    has_ties = len(np.unique(pts)) < len(pts)
-    goes_back = bool((np.diff(pts) < 0).any())
     stands_still = len(pts) > 1 and pts.min() == pts.max()
-    if len(pts) < len(times) or not stream.time_base or stands_still or (has_ties and goes_back):
+    has_ties_and_goes_back = len(np.unique(pts)) < len(pts) and (np.diff(pts) < 0).any()
+    if len(pts) < len(times) or not stream.time_base or stands_still or has_ties_and_goes_back:
         rate = stream.average_rate or stream.guessed_rate or _ASSUMED_RATE
         return np.arange(len(times)), np.arange(len(times)) / float(rate)
     order = np.argsort(pts, kind="stable").astype(np.int64) if table.stores_pts else np.arange(len(pts))

@@ -133,9 +133,10 @@ def _load(path: Path, shortest_side: int | None) -> tuple[bytes, Image.Image, tu
         image = Image.open(io.BytesIO(content), formats=[name for name in _FORMATS if name in Image.OPEN])
         size = image.size
         if size[0] * size[1] > MAX_PIXELS or len(content) > MAX_FILE_BYTES:
-            limits = f"{MAX_PIXELS:,} pixels and {MAX_FILE_BYTES:,} bytes"
             raise RefusedVideo(
-                path, f"{size[0]} x {size[1]} pixels in {part.size_bytes:,} bytes, the limits are {limits}"
+                path,
+                f"{size[0]} x {size[1]} pixels in {part.size_bytes:,} bytes, the limits are {MAX_PIXELS:,} pixels and "
+                f"{MAX_FILE_BYTES:,} bytes",
             )
         if shortest_side is not None:
             image.draft(image.mode, (shortest_side, shortest_side))

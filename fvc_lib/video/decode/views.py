@@ -290,9 +290,8 @@ def cut_out(picture: Pixels, box: Boxes, side: int) -> Pixels:
 
     left, top, width, height = box.tolist()
     image = Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0)))
-    ends = (min(left + width, image.width), min(top + height, image.height))
-    cut = image.resize((side, side), Image.Resampling.BILINEAR, box=(left, top, *ends))
-    return np.asarray(cut).transpose(2, 0, 1)
+    inside = (left, top, min(left + width, image.width), min(top + height, image.height))
+    return np.asarray(image.resize((side, side), Image.Resampling.BILINEAR, box=inside)).transpose(2, 0, 1)
 
 
 # --- Windows

@@ -237,8 +237,6 @@ FEATURES.register(
     )
 )
 
-_LONG, _SHORT = 1.5, 0.5  # relative to the median interval
-
 
 def measure_timing(stream: Stream) -> dict[str, float]:
     """Return a mapping from the features of the family ``timing`` to their values.
@@ -252,10 +250,10 @@ def measure_timing(stream: Stream) -> dict[str, float]:
     # Rounded, because rounding errors grow with the length of a video.
     ratios = np.round(intervals / usual, 9)
     return {
-        "gaps": float((ratios > _LONG).mean()),
+        "gaps": float((ratios > 1.5).mean()),
         "longest_gap": float(ratios.max()),
         "missing": float((np.round(ratios) - 1).clip(min=0).sum() / (len(ratios) + 1)),
-        "crowded": float((ratios < _SHORT).mean()),
+        "crowded": float((ratios < 0.5).mean()),
         "jitter": float(np.abs(ratios - 1).clip(max=1).mean()),
     }
 
@@ -277,7 +275,6 @@ FEATURES.register(
 )
 
 # Features of neighbouring frames that are (nearly) equal, and of jumps where frames were left out.
-_FEWEST_FRAMES = 3  # least number of frames for ``dip`` and ``jump``, which compare a pair with other pairs
 _FLOOR = 0.05  # grey levels, added before the logarithm, so that tiny differences in still scenes do not matter
 
 
@@ -299,7 +296,7 @@ def measure_repeats(run: Run) -> dict[str, Values]:
         return {"equal": equal, **dict.fromkeys(("equal_tiles", "difference", "dip", "jump"), np.empty(0))}
     difference = tiles.mean(1)
     logarithm = np.sort(np.log2(difference + _FLOOR))
-    has_others = len(run.luma) >= _FEWEST_FRAMES
+    has_others = len(run.luma) >= 3  # ``dip`` and ``jump`` compare a pair with other pairs
     return {
         "equal": equal,
         "equal_tiles": (tiles == 0).mean(1),

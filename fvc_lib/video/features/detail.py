@@ -70,7 +70,7 @@ _RADIUS = np.rint(np.hypot(_DOWN, _RIGHT)).astype(np.int64).ravel()
 _TIMES = np.where((_RIGHT == 0) | (_RIGHT == _HALF), 1.0, 2.0).ravel()
 _WINDOW = np.sin(np.pi * (np.arange(TILE) + 0.5) / TILE) ** 2  # symmetric: mirrored tiles give equal values
 _TAPER = np.outer(_WINDOW, _WINDOW).astype(np.float32)
-_FLAT = 1e-3  # mean power of a coefficient per pixel below which a tile is flat
+_FLAT = np.float32(1e-3)  # mean power of a coefficient per pixel below which a tile is flat
 
 
 # float32 (coefficients, 33): ``power @ _RINGS`` is the mean power of a tile at 0, 1, ... 32 cycles per tile.
@@ -110,18 +110,17 @@ def measure_spectrum(luma: Float32) -> dict[str, Float32]:
     power = transformed.real**2 + transformed.imag**2
     rings = power @ _RINGS
     is_flat = rings[:, 1:].mean(1) < _FLAT * TILE**2
-    floor = np.float32(_FLAT)
-    logs = np.log2(rings + floor)
+    logs = np.log2(rings + _FLAT)
     slope, level = (logs[:, _FITTED] @ _LAW.T).T
-    total = rings[:, 2:].sum(1) + floor
+    total = rings[:, 2:].sum(1) + _FLAT
     expected = slope[:, None] * np.log2(_TAIL).astype(np.float32) + level[:, None]
-    peaks = np.log2((power[:, _PEAKS] + floor) / (rings[:, _RADIUS[_PEAKS]] + floor))
-    corner, around, along, across = (power @ _REGIONS + floor).T
+    peaks = np.log2((power[:, _PEAKS] + _FLAT) / (rings[:, _RADIUS[_PEAKS]] + _FLAT))
+    corner, around, along, across = (power @ _REGIONS + _FLAT).T
     values = {
         "slope": slope,
         "tail": (logs[:, _TAIL] - expected).mean(1),
         **{
-            name: np.log2((rings[:, first : last + 1].sum(1) + floor) / total) for name, (first, last) in _BANDS.items()
+            name: np.log2((rings[:, first : last + 1].sum(1) + _FLAT) / total) for name, (first, last) in _BANDS.items()
         },
         "peak": peaks.max(1),
         "corner": np.log2(corner / around),
@@ -190,9 +189,9 @@ def measure_noise(luma: Float32) -> dict[str, Float32]:
     third = (np.diff(luma, n=3, axis=2), np.diff(luma, n=3, axis=1))  # -1 3 -3 1; the squares of the weights sum to 20
     fine, coarse = _wavelet_noise(luma)
     return {
-        "third": sum(_mean_size(each) for each in third) * np.float32(_OF_MEAN_SIZE / 2 / np.sqrt(20)),
-        "square3": _mean_size(square3) * np.float32(_OF_MEAN_SIZE / 6),
-        "square5": _mean_size(square5) * np.float32(_OF_MEAN_SIZE / np.sqrt(_SQUARE5_NORM)),
+        "third": sum(np.abs(each).mean((1, 2)) for each in third) * np.float32(_OF_MEAN_SIZE / 2 / np.sqrt(20)),
+        "square3": np.abs(square3).mean((1, 2)) * np.float32(_OF_MEAN_SIZE / 6),
+        "square5": np.abs(square5).mean((1, 2)) * np.float32(_OF_MEAN_SIZE / np.sqrt(_SQUARE5_NORM)),
         "zeros": (np.abs(square3) < 4 * _ZERO).mean((1, 2), dtype=np.float32),
         "tails": _kurtosis(square5),
         "neighbours": _correlation(square3, 1, 0) / 2 + _correlation(square3, 0, 1) / 2,
@@ -224,10 +223,6 @@ def _square5(luma: Float32) -> Float32:
     far = luma[:, :, :-4] + luma[:, :, 4:]
     outer, inner, centre = (far * far_by + near * near_by + middle * by for far_by, near_by, by in _SQUARE5_ROWS)
     return outer[:, :-4] + outer[:, 4:] + inner[:, 1:-3] + inner[:, 3:-1] + centre[:, 2:-2]
-
-
-def _mean_size(residual: Float32) -> Float32:
-    return np.asarray(np.abs(residual).mean((1, 2)))
 
 
 def _kurtosis(residual: Float32) -> Float32:

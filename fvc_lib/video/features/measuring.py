@@ -98,13 +98,13 @@ def measure_features(
     videos = index.select("video_id", "path", "content_sha256").rows()
     records = [values_path(folder, content) for _, _, content in videos]
     encoded = [recipe, str(cache_dir)] if recipe else []
-    places, items = [], []
+    items = []
     for place, (_, path, content) in enumerate(videos):
         cached = _cached(records[place], codes)
         if missing := [name for name in codes if name not in cached]:
             source = str(Path(corpus_root) / path_from_text(path))
-            items.append({"source": source, "content_sha256": content, "families": missing, "encoded": encoded})
-            places.append(place)
+            item = {"source": source, "content_sha256": content, "families": missing, "encoded": encoded}
+            items.append({**item, "place": place})
     failed: dict[int, str] = {}
     num_reused = len(videos) - len(items)
     progress(num_reused, len(videos))
@@ -112,9 +112,9 @@ def measure_features(
     answers = run_isolated(MEASURE_FUNCTION, items, workers=workers, timeout_seconds=seconds)
     with closing(answers):
         for done, answer in enumerate(answers, start=num_reused + 1):
-            place = places[answer.position]
-            source = items[answer.position]["source"]
-            died = f"{source!r}: {answer.failure}: {answer.detail}. Re-encode it, or leave it out."
+            item = items[answer.position]
+            place = item["place"]
+            died = f"{item['source']!r}: {answer.failure}: {answer.detail}. Re-encode it, or leave it out."
             value = answer.value or {"video_error": died}
             if "measured" in value:
                 write_document(records[place], {**read_document(records[place]), **value["measured"]})
