@@ -84,10 +84,9 @@ class FrameDrop(_Reordered, name="frame_drop", probability=0.3, fewest_frames=2)
 
     @classmethod
     def draw(cls, generator: np.random.Generator, num_frames: int) -> Self:
-        dropped = set(_some_frames(generator, num_frames, num_frames))
-        kept = [number for number in range(num_frames) if number not in dropped]
+        kept = np.delete(np.arange(num_frames), _some_frames(generator, num_frames, num_frames))
         places = np.round(np.linspace(0, len(kept) - 1, num_frames)).astype(int)
-        return cls(tuple(kept[place] for place in places))
+        return cls(tuple(kept[places].tolist()))
 
 
 @AUGMENTATIONS.register
@@ -363,16 +362,14 @@ def _encoded_and_decoded(packed: Pixels, crf: int) -> Pixels:
     encoder.height, encoder.width = packed.shape[1] * 2 // 3, packed.shape[2]
     encoder.pix_fmt, encoder.time_base, encoder.thread_count = "yuv420p", Fraction(1, 25), 1
     encoder.options = {**_X264, "crf": str(crf)}
-    packets = []
-    for number, planes in enumerate(packed):
-        frame = av.VideoFrame.from_ndarray(planes, format="yuv420p")
-        frame.pts = number
-        packets += encoder.encode(frame)
-    packets += encoder.encode(None)
     decoder = av.CodecContext.create("h264", "r")
     decoder.thread_count = 1
-    frames = [frame for packet in [*packets, None] for frame in decoder.decode(packet)]
-    return np.stack([frame.to_ndarray() for frame in frames]).astype(np.uint8, copy=False)
+    frames = [av.VideoFrame.from_ndarray(planes, format="yuv420p") for planes in packed]
+    for number, frame in enumerate(frames):
+        frame.pts = number
+    packets = [packet for frame in [*frames, None] for packet in encoder.encode(frame)]
+    decoded = [frame for packet in [*packets, None] for frame in decoder.decode(packet)]
+    return np.stack([frame.to_ndarray() for frame in decoded]).astype(np.uint8, copy=False)
 
 
 def _between(generator: np.random.Generator, low: float, high: float) -> float:
