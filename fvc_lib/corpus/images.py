@@ -33,7 +33,6 @@ from fvc_lib.corpus.corpus_files import (
     Refusal,
     Rejections,
     refuse_lost,
-    some_of,
 )
 from fvc_lib.corpus.folds import split_parts
 from fvc_lib.corpus.index import video_ids
@@ -44,7 +43,7 @@ from fvc_lib.corpus.samples.drawings import generate_sample_dishes
 from fvc_lib.corpus.sources.published import folders_in, holds, read_lines
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_to_text
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, LeakageError, UsageError, did_you_mean
+from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import IMAGE_LAYOUTS
 from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, check_table
 
@@ -90,7 +89,6 @@ def list_images(corpus: AnyPath, *, allow_outside: bool = False) -> tuple[Corpus
     Raises:
         UsageError: the corpus has no known layout.
         DataError: a list of the corpus is missing.
-        LeakageError: the official lists of a corpus share items.
     """
     corpus = Path(corpus)
     loader = recognised(IMAGE_LAYOUTS, corpus)
@@ -102,21 +100,16 @@ def list_images(corpus: AnyPath, *, allow_outside: bool = False) -> tuple[Corpus
 
 
 def _official_parts(folder: Path, lists: Mapping[str, str]) -> dict[str, str]:
-    """Map each item to its official part.
+    """Map each item to its official part; an item of several lists to that of the last one.
 
     Args:
         folder: the folder of the lists.
-        lists: maps a part to the name of its list, a text file with one item per line.
+        lists: maps a part to the name of its list, a text file with one item per line; the test part comes last.
 
     Raises:
         DataError: a list is missing.
-        LeakageError: an item is in both lists.
     """
-    items = {part: set(filter(None, read_lines(folder / name))) for part, name in lists.items()}
-    if both := sorted(set.intersection(*items.values())):
-        names = " and in ".join(lists.values())
-        raise LeakageError(f"leakage: {len(both)} items are in {names}: {some_of(both)}. Remove them from one.")
-    return {item: part for part, names in items.items() for item in names}
+    return {item: part for part, name in lists.items() for item in read_lines(folder / name) if item}
 
 
 def _list_published(
@@ -153,7 +146,6 @@ def list_food101(files: CorpusFiles, corpus: Path) -> ImageListing:
 
     Raises:
         DataError: one of the two lists is missing.
-        LeakageError: an image is in both lists.
     """
     parts = _official_parts(corpus / "meta", {"train": "train.txt", "test": "test.txt"})
     images = {
@@ -175,30 +167,25 @@ def list_nutrition5k(files: CorpusFiles, corpus: Path) -> ImageListing:
 
     There are no classes. The pictures of a dish are one group. Videos of side angles are not read: extract frames into
     the dishes' folders (``ffmpeg -i camera_A.h264 -vf fps=1 camera_A_%03d.jpeg``). Rejected are dishes without a
-    picture, malformed rows, depth images, and pictures of dishes that the official lists do not name. Of several rows
-    of a dish the first counts.
+    picture, depth images, and pictures of dishes that the official lists do not name. Of several rows of a dish the
+    first counts. A cell that is no number is an unknown value.
 
     Raises:
         DataError: a table of dishes is missing, or one of the two official lists.
-        LeakageError: a dish is in both official lists.
     """
-    found = ImageListing(units=dict(_DISH_UNITS))
     lists = corpus / "dish_ids" / "splits"
     parts = _official_parts(lists, {"train": "rgb_train_ids.txt", "test": "rgb_test_ids.txt"}) if lists.is_dir() else {}
     dishes = dict[str, ListedImage]()
     for table in _DISH_TABLES:
         for row, line in enumerate(read_lines(corpus / "metadata" / table), start=1):
             name, *cells = line.split(",")  # ingredients follow the numbers, as many as a dish has
-            numbers = dict(zip(_DISH_UNITS, map(_number, cells), strict=False))
-            dish = ListedImage(f"metadata/{table}", None, escape_text(name), parts.get(name), row, numbers)
-            if line and (len(numbers) < len(_DISH_UNITS) or None in numbers.values()):
-                wanted = f"wanted a dish id and {len(_DISH_UNITS)} numbers, got {line[:80]!r}"
-                found.add(dish, Refusal("malformed_row", f"{table} row {row}: {wanted}."))
-            elif line and (not parts or name in parts):
+            if name and (not parts or name in parts):
+                numbers = dict(zip(_DISH_UNITS, map(_number, cells), strict=False))
+                dish = ListedImage(f"metadata/{table}", None, escape_text(name), parts.get(name), row, numbers)
                 dishes.setdefault(name, dish)
     return _list_published(
         files, "imagery", dishes, lambda path: () if path.name.startswith("depth") else path.parts[:-1], "no_picture",
-        found,
+        ImageListing(units=dict(_DISH_UNITS)),
     )  # fmt: skip
 
 
@@ -323,6 +310,8 @@ IMAGE_LAYOUTS.register(
 
 # --- The index.
 
+# Of several copies those in the part of the lowest rank stay in the corpus.
+_RANKS = {"test": 0, "validation": 1, "train": 2}
 _LISTED = {"path": pl.String, "class_label": pl.String, "stated_group": pl.String, "part": pl.String, "row": pl.Int64}
 _FACTS = {"width": pl.Int64, "height": pl.Int64, "size_bytes": pl.Int64, "content_sha256": pl.String, "copy": pl.String}
 _VALUE = "value:"  # prefix of a column with the known values of a target
@@ -331,14 +320,14 @@ _LABELS = cs.by_name("class_label") | _NUMBERS
 
 
 @dataclass(frozen=True)
-class ImageIndex:
-    """The index of a corpus of images: the tables that a run of task image starts from."""
+class SplitIndex:
+    """The index of a corpus with one split: the tables that a run of task image or video_text starts from."""
 
-    images: pl.DataFrame  # IMAGES table, sorted by ``image_id``
-    targets: pl.DataFrame  # IMAGE_TARGETS table of the known numbers, sorted by image and target
+    rows: pl.DataFrame  # IMAGES or VIDEO_TEXTS table, sorted by ``image_id`` or ``pair_id``
     rejected: pl.DataFrame  # REJECTED table
     root: Path  # absolute folder that each path is relative to
     notes: tuple[str, ...]  # sentences with counts
+    targets: pl.DataFrame  # IMAGE_TARGETS table of the known numbers, sorted by image and target; empty for videos
 
 
 def image_root(config: RunConfig) -> Path:
@@ -355,7 +344,7 @@ def index_images(
     *,
     rejected_path: AnyPath | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> ImageIndex:
+) -> SplitIndex:
     """List a corpus, decode each image once, and divide the usable ones into train, validation and test.
 
     The tables depend only on the files, their lists and ``config``, not on file order, worker count or location.
@@ -402,7 +391,7 @@ def index_images(
         )
     images = check_table(images.select(*IMAGES.columns), IMAGES, "images")
     notes = (f"{layout}: {files.root}", *split.notes)
-    return ImageIndex(images, targets, rejections.frame(), files.root, notes)
+    return SplitIndex(images, rejections.frame(), files.root, notes, targets)
 
 
 def learnable(images: Sequence[ListedImage], targets: Sequence[str], rejections: Rejections) -> pl.DataFrame:
@@ -495,15 +484,6 @@ def with_groups(images: pl.DataFrame) -> pl.DataFrame:
     return images.with_columns(group_id=group_id)
 
 
-def _rank(part: str) -> pl.Expr:
-    """Return an expression for the rank of a part of the split: test 0, validation 1, train 2, null for null.
-
-    It decides which of several copies stay in the corpus: those in the part of the lowest rank. ``part`` is the name of
-    the column that holds the part.
-    """
-    return pl.col(part).replace_strict({"test": 0, "validation": 1, "train": 2}, return_dtype=pl.Int64)
-
-
 def one_of_each_content(images: pl.DataFrame, rejections: Rejections) -> pl.DataFrame:
     """Return ``images`` with a single row for each file content, sorted by path; reject the other rows.
 
@@ -512,7 +492,7 @@ def one_of_each_content(images: pl.DataFrame, rejections: Rejections) -> pl.Data
     content. If files of equal content have two classes, or two values of the same target, all of them are rejected.
     """
     known = _LABELS.drop_nulls()
-    images = images.sort(_rank("part").fill_null(3), "path", "row").with_columns(
+    images = images.sort(pl.col("part").replace_strict(_RANKS, default=3), "path", "row").with_columns(
         disputed=pl.any_horizontal(known.n_unique().over("content_sha256") > 1),
         first=pl.col("path").first().over("content_sha256"),
     )
@@ -537,7 +517,7 @@ def without_copies_across(rows: pl.DataFrame, part: str, same: str, rejections: 
         same: name of the column that has equal values for copies.
         rejections: receives the rejected rows.
     """
-    rank = _rank(part)
+    rank = pl.col(part).replace_strict(_RANKS, return_dtype=pl.Int64)
     rows = rows.with_columns(
         is_lost=(rank > rank.min().over(same)).fill_null(value=False),
         twin=pl.col("path").sort_by(rank, "path", nulls_last=True).first().over(same),
@@ -575,6 +555,6 @@ def wanted_targets(wanted: Sequence[str], units: Mapping[str, str]) -> dict[str,
     if tuple(wanted) == ("none",):
         return {}
     if unknown := [name for name in wanted if name not in units]:
-        near, have = did_you_mean(unknown[0], units), ", ".join(units) or "no column of numbers"
-        raise UsageError(f"targets: got {unknown[0]!r}, the corpus has {have}.{near} Name some of these, or none.")
+        have = ", ".join(units) or "no column of numbers"
+        raise UsageError(f"targets: got {unknown[0]!r}, the corpus has {have}. Name some of these, or none.")
     return {name: units[name] for name in wanted or units}

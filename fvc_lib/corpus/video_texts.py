@@ -26,14 +26,14 @@ from fvc_lib.corpus.corpus_files import (
     refuse_lost,
 )
 from fvc_lib.corpus.folds import PartSplit, split_parts
-from fvc_lib.corpus.images import reject, without_copies_across
+from fvc_lib.corpus.images import SplitIndex, reject, without_copies_across
 from fvc_lib.corpus.index import grouped, video_ids
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, Progress, probe_files
 from fvc_lib.corpus.samples.drawings import generate_sample_captions
 from fvc_lib.corpus.tar_samples import tar_files, tar_samples, tars_in
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.tables import VIDEO_TEXTS, check_table
+from fvc_lib.services.tables import IMAGE_TARGETS, VIDEO_TEXTS, check_table, frame_of
 
 # --- List the pairs of a manifest (with any separator and one row per pair) or of tars.
 
@@ -91,8 +91,7 @@ def read_pairs(manifest: AnyPath, separator: str = ",", *, allow_outside: bool =
     files, rejections = CorpusFiles(manifest.parent, "video", allow_outside), Rejections()
     table.further_columns((_PATHS, _TEXTS), (label_table.GROUP_COLUMNS, label_table.SPLIT_COLUMNS))
     rows = label_table.file_rows(table, files, rejections, _PATHS)
-    pairs = ((row, next(row.cells[name] for name in _TEXTS if name in row.cells), ()) for row in rows)
-    return _listing(files.root, pairs, rejections)
+    return _listing(files.root, ((row, ()) for row in rows), rejections)
 
 
 def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListing:
@@ -106,17 +105,16 @@ def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListi
     """
     files, rejections = tar_files(Path(corpus), allow_outside), Rejections()
     samples, notes = tar_samples(Path(corpus), files, rejections)
-    pairs = []
-    for number, sample in enumerate(samples, start=1):
-        row = label_table.FileRow(number, sample.path, sample.refusal, sample.cells, sample.path)
-        text = sample.cells.get(".txt") or label_table.cell_text(sample.cells, *_TEXTS)
-        pairs.append((row, text or "", sample.links))
+    pairs = [
+        (label_table.FileRow(number, sample.path, sample.refusal, sample.cells, sample.path), sample.links)
+        for number, sample in enumerate(samples, start=1)
+    ]
     return _listing(files.root, pairs, rejections, notes)
 
 
 def _listing(
     root: Path,
-    pairs: Iterable[tuple[label_table.FileRow, str, tuple[str, ...]]],
+    pairs: Iterable[tuple[label_table.FileRow, tuple[str, ...]]],
     rejections: Rejections,
     notes: tuple[str, ...] = (),
 ) -> PairListing:
@@ -124,12 +122,13 @@ def _listing(
 
     Args:
         root: absolute folder that every path is relative to.
-        pairs: tuples (row, text, groups) of all pairs; ``groups`` are leakage groups in addition to the stated group.
+        pairs: tuples (row, groups) of all pairs; ``groups`` are leakage groups in addition to the stated group.
         rejections: receives the rejected pairs.
         notes: sentences for the user.
     """
     rows, memberships = [], set[tuple[str, str]]()
-    for row, written, links in pairs:
+    for row, links in pairs:
+        written = next((row.cells[name] for name in (".txt", *_TEXTS) if row.cells.get(name)), "")
         group = label_table.cell_text(row.cells, *label_table.GROUP_COLUMNS)
         text = " ".join(unicodedata.normalize("NFC", written).split())  # equal texts count as one
         part, no_part = label_table.stated_part(row.cells)
@@ -147,16 +146,6 @@ def _listing(
             rejections.add_file(row.path, refusal, row=row.number)
     table = pl.DataFrame(rows, schema=_ROWS, orient="row")
     return PairListing(root, table, rejections, tuple(sorted(memberships)), notes)
-
-
-@dataclass(frozen=True)
-class VideoTextIndex:
-    """The index of a corpus of videos and texts: the table that a run of task video_text starts from."""
-
-    pairs: pl.DataFrame  # VIDEO_TEXTS table, sorted by ``pair_id``
-    rejected: pl.DataFrame  # REJECTED table of the manifest's rows that are not used
-    root: Path  # folder that ``path`` is relative to
-    notes: tuple[str, ...]  # sentences with counts
 
 
 def video_text_root(config: RunConfig) -> Path:
@@ -187,7 +176,7 @@ def index_video_texts(
     *,
     rejected_path: AnyPath | None = None,
     progress: Progress = None,
-) -> VideoTextIndex:
+) -> SplitIndex:
     """List the pairs of ``config.corpus``, probe their videos, and split them into train, validation and test.
 
     If ``config.corpus`` is empty, the sample corpus is generated and used.
@@ -221,7 +210,7 @@ def index_video_texts(
 
 def index_of(
     listing: PairListing, probes: Mapping[str, ProbeResult], config: RunConfig, rejected_path: AnyPath | None = None
-) -> VideoTextIndex:
+) -> SplitIndex:
     """Return the index of the listed pairs: reject unusable pairs, make leakage groups, and split.
 
     Args:
@@ -283,7 +272,7 @@ def index_of(
         by_heart,
         *split.notes,
     )
-    return VideoTextIndex(pairs, rejected, listing.root, notes)
+    return SplitIndex(pairs, rejected, listing.root, notes, frame_of(None, IMAGE_TARGETS))
 
 
 def _split(table: pl.DataFrame, group: pl.Expr, seed: int) -> PartSplit:

@@ -12,12 +12,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
+import numpy as np
 import polars as pl
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from fvc_lib.corpus.corpus_files import Kind
+from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.engine.device import Precision, deterministic_algorithms, resolve_device
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.training_state import TrainingRecord
@@ -30,6 +32,7 @@ from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.run_paths import RunPaths, is_ensemble
 from fvc_lib.services.tables import KNOWN_FILES, TableSchema, read_table, write_table
 from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING, TASKS
+from fvc_lib.tasks.decoding import DecodedFile, scratch_folder
 from fvc_lib.tasks.shared_training import (
     OUTCOME,
     TrainedClass,
@@ -39,6 +42,7 @@ from fvc_lib.tasks.shared_training import (
     own_code,
     read_outcome,
 )
+from fvc_lib.video.clips.store import Pixels
 
 Record = TypeVar("Record", bound=TrainingRecord)
 KNOWN = "known_files.parquet"
@@ -416,6 +420,44 @@ class OneNetwork(Predictor):
         digest = self.trained["network"].digest
         more = [list(self.columns), self.decode_hash, self.parts]
         return f"{self.name}@{digest[:12]}:{sha256_of_json(more)[:16]}"
+
+    def findings(self, files: Sequence[Path], *, workers: int = 0) -> Generator[Finding]:
+        """Yield one finding per file, in any order; a bad file gives a finding with a failure.
+
+        Args:
+            files: absolute paths without repeats.
+            workers: number of processes that decode; 0: one per core.
+        """
+        with scratch_folder(self.config) as folder:
+            targets = [folder / f"{place}.npy" for place in range(len(files))]
+            with closing(self._decoded(files, targets, workers)) as answers:
+                for probed, decoded in answers:
+                    target = targets[decoded.position]
+                    if probed.reason:
+                        yield Finding(probed.path, failure=f"{probed.reason}: {probed.detail}", lasts=probed.lasts)
+                    elif decoded.failure:
+                        yield Finding(probed.path, probed.content_sha256, failure=decoded.failure)
+                    else:
+                        yield self._answer(probed, np.load(target))
+                    target.unlink(missing_ok=True)
+
+    @abstractmethod
+    def _decoded(
+        self, files: Sequence[Path], targets: Sequence[Path], workers: int
+    ) -> Generator[tuple[ProbeResult, DecodedFile]]:
+        """Decode each of ``files`` into the file of ``targets`` with the same number, as ``decoding.looked_at``."""
+
+    @abstractmethod
+    def _answer(self, probed: ProbeResult, decoded: Pixels) -> Finding:
+        """Return the finding on one file.
+
+        Args:
+            probed: path and hash of the file.
+            decoded: the pixels that ``_decoded`` wrote.
+
+        Raises:
+            DataError: an output of the network is not finite.
+        """
 
     def row(self, path: Path, found: Finding) -> Prediction:
         """Return the prediction for ``path``.

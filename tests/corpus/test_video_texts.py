@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from fvc_lib.corpus.corpus_files import Rejections
+from fvc_lib.corpus.images import SplitIndex
 from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.corpus.video_texts import (
     PairListing,
-    VideoTextIndex,
     index_of,
     index_video_texts,
     read_pairs,
@@ -103,7 +103,7 @@ def probe_of(path: str, content: str | None = None, hashed: str | None = None) -
 
 def indexed(
     rows: Iterable[tuple[str, str, str | None, str | None]], probes: Iterable[ProbeResult] = (), **changes: object
-) -> VideoTextIndex:
+) -> SplitIndex:
     """The index of rows (path, text, part, group) whose files were probed, by default with a content of their own."""
     schema = {"path": pl.String, "text": pl.String, "part": pl.String, "stated_group": pl.String}
     listed = pl.DataFrame(list(rows), schema=schema, orient="row").with_row_index("row", 1)
@@ -122,13 +122,13 @@ SPLIT = [*plain(3, "train"), *plain(3, "validation"), *plain(3, "test")]
 
 def test_equal_texts_are_one_and_a_video_may_have_several():
     index = indexed([("a", "x", "train", None), ("b", "x", "train", None), ("b", "y", "train", None), *SPLIT])
-    pairs = index.pairs.filter(pl.col("path").is_in(["a", "b"])).sort("path", "text")
+    pairs = index.rows.filter(pl.col("path").is_in(["a", "b"])).sort("path", "text")
     texts, videos = pairs["text_id"].to_list(), pairs["video_id"].to_list()
     assert texts[0] == texts[1] != texts[2]
     assert videos[0] != videos[1] == videos[2]
     assert pairs["pair_id"].to_list() == [f"{v}_{t}" for v, t in zip(videos, texts, strict=True)]
     assert pairs["group_id"].n_unique() == 2  # no group for a text
-    assert set(index.pairs["split_source"]) == {"official"}
+    assert set(index.rows["split_source"]) == {"official"}
     assert any("3 of 3 different test texts (3 of 3 pairs)" in note for note in index.notes)
 
 
@@ -150,10 +150,10 @@ def test_the_order_of_the_rows_does_not_matter_and_no_group_is_on_two_sides(draw
     shuffled = order.sample(rows, len(rows))
     probes = [probe_of(f"{file}.mp4", f"content {file // 2}") for file in range(12)]
     first, *others = (indexed(some, probes) for some in (rows, shuffled, rows[::-1]))
-    assert all(other.pairs.equals(first.pairs) and other.notes == first.notes for other in others)
+    assert all(other.rows.equals(first.rows) and other.notes == first.notes for other in others)
     for column in ("group_id", "video_id", "content_sha256"):
-        assert first.pairs.group_by(column).agg(pl.col("part").n_unique())["part"].max() == 1
-    assert first.pairs.height + first.rejected.height == len(rows)
+        assert first.rows.group_by(column).agg(pl.col("part").n_unique())["part"].max() == 1
+    assert first.rows.height + first.rejected.height == len(rows)
     assert check_table(first.rejected, REJECTED, "test").filter(pl.col("reason") != "duplicate_pair").is_empty()
 
 
@@ -164,7 +164,7 @@ def test_training_copies_of_what_is_tested_on_are_left_out_and_said():
     assert index.rejected.select("path", "row", "reason").rows() == [
         ("copy", 1, "copy_across_split"), ("seen", 2, "copy_across_split"),
     ]  # fmt: skip
-    kept = index.pairs.filter(content_sha256=hashlib.sha256(b"same").hexdigest())
+    kept = index.rows.filter(content_sha256=hashlib.sha256(b"same").hexdigest())
     assert kept.select("path", "text", "part").sort("text").rows() == [("shown", "x", "test"), ("shown", "z", "test")]
 
 
@@ -214,12 +214,12 @@ def test_a_corpus_with_everything_that_can_be_wrong(tmp_path: Path, make_video: 
         index_video_texts(config.model_copy(update={"max_rejected_share": 0.1}), rejected_path=table)
     assert set(read_table(table, REJECTED)["path"]) == {"broken.mp4", "gone.mp4"}
     assert index.root == video_text_root(config) == root
-    check_table(index.pairs, VIDEO_TEXTS, "test")
-    assert index.pairs.select("path", "text", "part").sort("path", "text").rows() == [
+    check_table(index.rows, VIDEO_TEXTS, "test")
+    assert index.rows.select("path", "text", "part").sort("path", "text").rows() == [
         ("0.mp4", "a b", "test"), ("1.mp4", "a b", "train"), ("1.mp4", "d", "train"), ("2.mp4", "e", "validation"),
     ]  # fmt: skip
     assert dict(index.rejected.select("path", "reason").iter_rows()) == {
         "broken.mp4": "unreadable", "gone.mp4": "missing_video", "near 0.mp4": "copy_across_split",
     }  # fmt: skip
-    row, content = index.pairs.row(by_predicate=pl.col("path") == "0.mp4", named=True), sha256_of_file(root / "0.mp4")
+    row, content = index.rows.row(by_predicate=pl.col("path") == "0.mp4", named=True), sha256_of_file(root / "0.mp4")
     assert (row["content_sha256"], row["video_id"], row["num_frames"]) == (content, content[:16], 8)

@@ -24,8 +24,7 @@ from fvc_lib.services.tables import (
     read_table,
     write_table,
 )
-from fvc_lib.tasks.image.task import ImageDataset, ImageTask, image_parts
-from fvc_lib.tasks.image.training import train_images
+from fvc_lib.tasks.image.training import ImageDataset, ImageTask, image_parts, train_images
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.split_results import image_results, video_text_results
 from fvc_lib.tasks.video_text.training import train_video_text

@@ -17,7 +17,7 @@ from fvc_lib.detectors.frames.backbone import ImageModel
 from fvc_lib.detectors.own.small_resnet import SmallResnet
 from fvc_lib.engine.task import Sample
 from fvc_lib.services.config import RunConfig
-from fvc_lib.tasks.image.task import ImageDataset, ImageRecords, ImageTask, labels_of_training
+from fvc_lib.tasks.image.training import ImageDataset, ImageRecords, ImageTask, labels_of_training
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.training import VideoTask

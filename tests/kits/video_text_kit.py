@@ -12,7 +12,7 @@ from fvc_lib.detectors.texts.tokenizer import BEGIN, END, NUM_MARKS
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.task import Batch, Sample
 from fvc_lib.services.config import RunConfig
-from fvc_lib.tasks.video_text.task import VideoTextTask
+from fvc_lib.tasks.video_text.training import VideoTextTask
 
 CPU = torch.device("cpu")
 WORDS = ("a", "red", "green", "blue", "square", "circle", "on", "over", "the", "left", "right", "moves", "field")

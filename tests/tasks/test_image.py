@@ -24,22 +24,22 @@ from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGE_PREDICTIONS, TARGET_PREDICTIONS, read_table
-from fvc_lib.tasks.image.task import (
-    ImageDataset,
-    ImageLabels,
-    ImageScores,
-    balancing_weights,
-    image_parts,
-    middle_view,
-    training_view,
-    value_losses,
-)
 from fvc_lib.tasks.image.training import (
     LABELS,
     STAGE,
+    ImageDataset,
+    ImageLabels,
+    ImageRecords,
+    ImageScores,
+    balancing_weights,
+    class_predictions,
+    image_parts,
     image_training,
+    middle_view,
     require_backbone,
     train_images,
+    training_view,
+    value_losses,
 )
 from fvc_lib.tasks.mixing import Mix, MixSettings, class_losses, draw_mix, mixed_pixels, mixed_target
 from fvc_lib.tasks.split_results import image_results
@@ -271,15 +271,19 @@ def scores_of(outputs, batch):
 def test_the_metrics_are_those_of_the_definitions():
     outputs, batch = outputs_and_batch()
     scores = scores_of(outputs, batch)
-    classes, metrics = scores.classes(), scores.compute()
+    metrics = scores.compute()
     rows = torch.nonzero(batch.tensors["class_index"] >= 0).squeeze(1)
-    assert classes.rows.tolist() == rows.tolist()
     logits, labels = outputs["class_logits"][rows].numpy(), batch.tensors["class_index"][rows].numpy()
-    assert classes.ranks.tolist() == ranks_of_class(logits, labels).tolist()
-    assert classes.predicted.tolist() == logits.argmax(1).tolist()
-    np.testing.assert_allclose(classes.probabilities, torch.from_numpy(logits).double().softmax(1).amax(1))
-    assert metrics["top1"] == (classes.ranks == 1).mean()
-    assert metrics["top5"] == (classes.ranks <= 5).mean()
+    ranks = ranks_of_class(logits, labels)
+    table = pl.DataFrame({name: list(map(str, range(20))) for name in ("image_id", "group_id", "path")})
+    predictions = class_predictions(ImageRecords(table, np.empty(0), np.empty(0)), scores)
+    assert predictions["image_id"].to_list() == list(map(str, rows.tolist()))
+    assert predictions["class_label"].to_list() == [SEVEN.classes[label] for label in labels]
+    assert predictions["rank_of_class"].to_list() == ranks.tolist()
+    assert predictions["predicted_label"].to_list() == [SEVEN.classes[place] for place in logits.argmax(1)]
+    np.testing.assert_allclose(predictions["probability"], torch.from_numpy(logits).double().softmax(1).amax(1))
+    assert metrics["top1"] == (ranks == 1).mean()
+    assert metrics["top5"] == (ranks <= 5).mean()
     known = batch.tensors["known"][:, 0] > 0
     errors = 100 * (outputs["values"] - batch.tensors["values"])[known, 0].abs().double()
     assert metrics["mae_calories"] == pytest.approx(errors.mean().item(), rel=1e-6)
@@ -441,7 +445,7 @@ def test_the_sample_dishes_are_learned(tmp_path):
     demo = read_params_file(Path(__file__).parents[2] / "params" / "image.yaml")
     config = RunConfig(**{**demo, "data_dir": str(tmp_path / "data"), "cache_dir": str(tmp_path / "cache")})
     index, paths = index_images(config), RunPaths(tmp_path / "runs" / "images" / "dishes")
-    write_image_tables(paths, index.images, index.targets)
+    write_image_tables(paths, index.rows, index.targets)
     train_images(paths, config, metric_log=ListLog())
     results = image_results_of(paths, config)
     value = {(r["source"], r["subject"], r["metric"]): r["value"] for r in results.iter_rows(named=True)}

@@ -206,7 +206,8 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_written(picture_home
         predictor_of(copy)
     done = predict_in(out, bundle, tmp_path / "gone.png")  # no file can be read
     assert (done.exit_code, f"error: {tmp_path / 'gone.png'}: " in done.stderr) == (3, True), done.output
-    assert "gone.png" in rows_of(out)[0]["failure"]
+    (row,) = rows_of(out)
+    assert (Path(row["path"]).name, row["failure"].partition(":")[0]) == ("gone.png", "unreadable")
 
 
 def test_files_that_no_export_writes_are_refused(home_of, tmp_path):

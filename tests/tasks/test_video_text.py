@@ -41,11 +41,13 @@ from fvc_lib.services.tables import (
 )
 from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.split_results import chance_metrics, chance_of_ranks, read_embeddings, video_text_results
-from fvc_lib.tasks.video_text.task import VideoTextDataset, VideoTextOutputs, numbered
 from fvc_lib.tasks.video_text.training import (
     STAGE,
+    VideoTextDataset,
+    VideoTextOutputs,
     check_config,
     make_clips,
+    numbered,
     retrieval_ranks,
     train_video_text,
     video_text_training,
@@ -456,7 +458,7 @@ def test_clips_and_captions_of_the_sample_corpus_are_learned(tmp_path):
         environ={},
     )  # fmt: skip
     paths = RunPaths(tmp_path / "run")
-    write_table(index_video_texts(config).pairs, VIDEO_TEXTS, paths.video_texts)
+    write_table(index_video_texts(config).rows, VIDEO_TEXTS, paths.video_texts)
     train_video_text(paths, config, metric_log=ListLog())
     results = video_text_results_of(paths, config)
     found = {(row["source"], row["subject"], row["metric"]): row["value"] for row in results.iter_rows(named=True)}

@@ -16,15 +16,17 @@ import polars as pl
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.metrics.calibration import class_probabilities
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text, read_json_object, sha256_of_json, write_json
 from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.tasks.decoding import scratch_folder
-from fvc_lib.tasks.image.task import LABELS, ImageLabels, image_model, middle_view
+from fvc_lib.tasks.decoding import DecodedFile
+from fvc_lib.tasks.image.training import LABELS, ImageLabels, image_model, middle_view
 from fvc_lib.tasks.predicting import Finding, OneNetwork, Trained
+from fvc_lib.video.clips.store import Pixels
 
 _DECODER = "fvc_lib.video.decode.still_image"
 _CLASS = {"class": pl.String(), "probability": pl.Float64(), "runner_up": pl.String()}
@@ -46,7 +48,10 @@ class ImagePredictor(OneNetwork):
         super().__init__(trained)
         self.labels, self.parts = labels, asdict(labels)
         self.network = self._build(partial(image_model, self.config, labels))
-        self.notes = _notes(labels)
+        self.notes = ["Files of the run are known again by their content alone: an altered copy of one is not."]
+        if labels.classes:
+            always = "known classes is always named, also of a picture that shows none of them."
+            self.notes = [_calibration(labels), f"One of {len(labels.classes):,} {always}", *self.notes]
         self._targets = [f"{n} ({u})" if u else n for n, u in zip(labels.targets, labels.units, strict=True)]
         self.columns = (_CLASS if labels.classes else {}) | dict.fromkeys(self._targets, pl.Float64())
 
@@ -76,43 +81,21 @@ class ImagePredictor(OneNetwork):
         """
         return sha256_of_json([PIL.__version__, code_hash(_DECODER)])
 
-    def findings(self, files: Sequence[Path], *, workers: int = 0) -> Generator[Finding]:
-        """Yield one finding per picture, in any order; a bad file gives a finding with a failure.
+    def _decoded(
+        self, files: Sequence[Path], targets: Sequence[Path], workers: int
+    ) -> Generator[tuple[ProbeResult, DecodedFile]]:
+        items = [
+            {"source": str(file), "target": str(target), "shortest_side": self.config.image_size}
+            for file, target in zip(files, targets, strict=True)
+        ]
+        with closing(run_isolated(f"{_DECODER}:write_picture", items, workers=workers)) as answers:
+            for answer in answers:
+                gave_up = {"reason": answer.failure, "detail": f"the decoder gave up: {answer.detail}"}
+                probed = ProbeResult.read(path_to_text(files[answer.position]), answer.value or gave_up)
+                yield probed, DecodedFile(answer.position)
 
-        Args:
-            files: absolute paths without repeats.
-            workers: number of processes that decode; 0: one per core.
-        """
-        size = self.config.image_size
-        with scratch_folder(self.config) as folder:
-            targets = [folder / f"{number}.npy" for number in range(len(files))]
-            items = [
-                {"source": str(file), "target": str(target), "shortest_side": size}
-                for file, target in zip(files, targets, strict=True)
-            ]
-            with closing(run_isolated(f"{_DECODER}:write_picture", items, workers=workers)) as answers:
-                for answer in answers:
-                    file, value = files[answer.position], dict[str, str](answer.value or {})
-                    gave_up = answer.failure and f"the decoder gave up: {answer.detail}"
-                    if failure := gave_up or value.get("image_error", ""):
-                        passing = failure == gave_up or failure.startswith(f"{str(file)!r}: unreadable: ")
-                        yield Finding(path_to_text(file), failure=failure, lasts=not passing)
-                        continue
-                    pixels = torch.from_numpy(np.load(targets[answer.position])).permute(2, 0, 1)
-                    targets[answer.position].unlink()
-                    yield self._judged(path_to_text(file), value["content_sha256"], middle_view(pixels, size))
-
-    def _judged(self, path: str, content: str, view: torch.Tensor) -> Finding:
-        """Return the finding on one picture: its class, numbers and probabilities.
-
-        Args:
-            path: absolute path, as tables store it (``path_to_text``).
-            content: SHA-256 of the file.
-            view: uint8 (3, S, S), the crop that the network sees.
-
-        Raises:
-            DataError: an output of the network is not finite.
-        """
+    def _answer(self, probed: ProbeResult, decoded: Pixels) -> Finding:
+        view = middle_view(torch.from_numpy(decoded).permute(2, 0, 1), self.config.image_size)
         with self._computing():
             outputs = self.network(view[None].to(self.compute.device))
         logits, scaled = (outputs[name].double().cpu().numpy() for name in ("class_logits", "values"))
@@ -132,18 +115,14 @@ class ImagePredictor(OneNetwork):
         numbers = dict(zip(self._targets, labels.in_units(scaled)[0].tolist(), strict=True))
         values |= numbers
         lines += [f"{name} {number:.4g}" for name, number in numbers.items()]
-        return Finding(path, content, values, lines[0], tuple(lines[1:]))
+        return Finding(probed.path, probed.content_sha256, values, lines[0], tuple(lines[1:]))
 
 
-def _notes(labels: ImageLabels) -> tuple[str, ...]:
-    of_run = "Files of the run are known again by their content alone: an altered copy of one is not."
-    if not labels.classes:
-        return (of_run,)
-    calibrated = "The run has no calibration: 'probability' is empty."
-    if labels.temperature is not None:
-        calibrated = (
-            f"Probabilities: temperature {labels.temperature:.3g}, fitted on the validation part, which also chose the "
-            f"epoch. On the test part they are off by {labels.calibration_error:.2f} on average over ten bins."
-        )
-    always = f"One of {len(labels.classes):,} known classes is always named, also of a picture that shows none of them."
-    return (calibrated, always, of_run)
+def _calibration(labels: ImageLabels) -> str:
+    """Return a sentence on the probabilities of classes."""
+    if labels.temperature is None:
+        return "The run has no calibration: 'probability' is empty."
+    return (
+        f"Probabilities: temperature {labels.temperature:.3g}, fitted on the validation part, which also chose the "
+        f"epoch. On the test part they are off by {labels.calibration_error:.2f} on average over ten bins."
+    )

@@ -4,23 +4,22 @@ Videos are decoded like the videos of the training's test part.
 """
 
 from collections.abc import Generator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import polars as pl
 import torch
 from torch import Tensor
 
+from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.detectors.own.video_text import JointSpace, VideoTextNetwork
 from fvc_lib.detectors.texts.tokenizer import TextTokenizer
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import KNOWN_TEXTS, VIDEO_TEXTS, read_table, write_table
-from fvc_lib.tasks.decoding import looked_at, scratch_folder
+from fvc_lib.tasks.decoding import DecodedFile, looked_at
 from fvc_lib.tasks.predicting import Finding, OneNetwork, Trained
-from fvc_lib.tasks.video_text.task import TOKENIZER, text_tensors
-from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
+from fvc_lib.tasks.video_text.training import TOKENIZER, text_tensors
+from fvc_lib.video.clips.store import ClipStore, Pixels
 
 NEAREST = 5  # number of nearest texts in an answer
 _TEXTS_AT_ONCE = 256
@@ -42,8 +41,7 @@ class VideoTextPredictor(OneNetwork):
         super().__init__(trained)
         self._tokenizer, self._texts = tokenizer, texts["text"].to_list()
         self.parts = [tokenizer.fingerprint, self._texts]
-        network = self._build(lambda: VideoTextNetwork(self.config, tokenizer.vocabulary_size))
-        assert isinstance(network, VideoTextNetwork)
+        network: Any = self._build(lambda: VideoTextNetwork(self.config, tokenizer.vocabulary_size))
         self._network, self.columns = network, dict[str, pl.DataType]()
         self.notes = ["Files of the run are known again by their content alone: an altered copy of one is not."]
         if network.captions is not None:
@@ -87,43 +85,15 @@ class VideoTextPredictor(OneNetwork):
         """
         return ClipStore.of(self.config).decode_hash
 
-    def findings(self, files: Sequence[Path], *, workers: int = 0) -> Generator[Finding]:
-        """Yield one finding per video, in any order; a bad file gives a finding with a failure.
+    def _decoded(
+        self, files: Sequence[Path], targets: Sequence[Path], workers: int
+    ) -> Generator[tuple[ProbeResult, DecodedFile]]:
+        return looked_at(ClipStore.of(self.config), files, targets, (), workers=workers)
 
-        Args:
-            files: absolute paths without repeats.
-            workers: number of processes that decode; 0: one per core.
-        """
-        store = ClipStore.of(self.config)
-        with scratch_folder(self.config) as folder:
-            clips = [folder / f"{place}.npy" for place in range(len(files))]
-            with closing(looked_at(store, files, clips, (), workers=workers)) as answers:
-                for probed, decoded in answers:
-                    path, clip = probed.path, clips[decoded.position]
-                    if probed.probe is None:
-                        yield Finding(path, failure=f"{probed.reason}: {probed.detail}", lasts=probed.lasts)
-                    elif decoded.failure:
-                        yield Finding(path, probed.content_sha256, failure=decoded.failure)
-                    else:
-                        frames: Pixels = np.empty(store.shape, np.uint8)
-                        load_clip_file(clip, frames, store.shape)
-                        yield self._described(path, probed.content_sha256, frames)
-                    clip.unlink(missing_ok=True)
-
-    def _described(self, path: str, content: str, frames: Pixels) -> Finding:
-        """Return the finding on one video: its caption and its nearest texts.
-
-        Args:
-            path: absolute path, as tables store it (``path_to_text``).
-            content: SHA-256 of the file.
-            frames: uint8 (T, 3, S, S), the clip.
-
-        Raises:
-            DataError: a similarity is not finite.
-        """
+    def _answer(self, probed: ProbeResult, decoded: Pixels) -> Finding:
         network, values, lines = self._network, dict[str, str | float | None](), list[str]()
         with self._computing():
-            memory = network.video(torch.from_numpy(frames)[None].to(self.compute.device))
+            memory = network.video(torch.from_numpy(decoded)[None].to(self.compute.device))
             if network.captions is not None:
                 caption = self._tokenizer.decode(network.captions.write(memory)[0].cpu()).strip()
                 values["caption"] = caption
@@ -131,11 +101,11 @@ class VideoTextPredictor(OneNetwork):
             if network.joint is not None:
                 found = (self._embedded @ network.joint.of_videos(memory)[0].float().cpu()).double()
                 if not found.isfinite().all():
-                    raise DataError(f"{self.name}: the similarity of {path} to a text is not finite.")
+                    raise DataError(f"{self.name}: the similarity of {probed.path} to a text is not finite.")
                 for place, row in enumerate(found.argsort(descending=True, stable=True)[:NEAREST].tolist(), start=1):
                     values |= {f"text_{place}": self._texts[row], f"similarity_{place}": float(found[row])}
                     lines.append(f"{found[row]:.2f} {self._texts[row]}")
-        return Finding(path, content, values, lines[0], tuple(lines[1:]))
+        return Finding(probed.path, probed.content_sha256, values, lines[0], tuple(lines[1:]))
 
     def _text_embeddings(self, joint: JointSpace) -> Tensor:
         """Return the embeddings of the run's M texts, unit vectors float32 (M, E) on the CPU.
@@ -143,10 +113,10 @@ class VideoTextPredictor(OneNetwork):
         ``joint`` is the part of the network that embeds texts and videos in the same space.
         """
         tensors = text_tensors(self._tokenizer, self._texts, self.config)
-        with self._computing():
-            parts = []
-            for first in range(0, len(self._texts), _TEXTS_AT_ONCE):
-                some = slice(first, first + _TEXTS_AT_ONCE)
-                batch = {name: rows[some].to(self.compute.device) for name, rows in tensors.items()}
+        parts = []
+        for first in range(0, len(self._texts), _TEXTS_AT_ONCE):
+            some = slice(first, first + _TEXTS_AT_ONCE)
+            batch = {name: rows[some].to(self.compute.device) for name, rows in tensors.items()}
+            with self._computing():
                 parts.append(joint.of_texts(batch))
         return torch.cat(parts).float().cpu()

@@ -3,7 +3,7 @@
 import hashlib
 import io
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ def examine_image(path: AnyPath, *, shortest_side: int = 1) -> tuple[ImageFacts,
     return ImageFacts(width, height, len(content), hashlib.sha256(content).hexdigest()), picture
 
 
-def write_picture(item: dict[str, Any]) -> dict[str, str]:
+def write_picture(item: dict[str, Any]) -> dict[str, Any]:
     """Decode a picture in a worker process, and write its pixels, uint8 (H, W, 3), to a NumPy file.
 
     Args:
@@ -106,16 +106,16 @@ def write_picture(item: dict[str, Any]) -> dict[str, str]:
             ``shortest_side``, as for ``decode_image``.
 
     Returns:
-        On success, a mapping with ``content_sha256``, the hash of the picture's file. On failure, a mapping with
-        ``image_error``, the message of the ``VideoError``.
+        On success, a mapping with ``facts`` about the picture, and ``perceptual_hash`` None. On failure, a mapping with
+        the ``reason`` and ``detail`` of the ``VideoError``.
     """
     try:
         facts, _ = examine_image(item["source"])
         pixels = decode_image(item["source"], shortest_side=item["shortest_side"])
     except VideoError as error:
-        return {"image_error": str(error)}
+        return {"reason": error.reason, "detail": f"{error.detail}. {error.remedy}"}
     np.save(item["target"], pixels)
-    return {"content_sha256": facts.content_sha256}
+    return {"facts": asdict(facts), "perceptual_hash": None}
 
 
 def _load(path: Path, shortest_side: int | None) -> tuple[bytes, Image.Image, tuple[int, int]]:
