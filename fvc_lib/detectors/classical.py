@@ -5,7 +5,6 @@ is a dictionary of arrays, saved as safetensors like the weights of a network. T
 stored in the libraries' text formats, as arrays of bytes. No file is unpickled.
 """
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,12 +35,14 @@ class ClassicalModel:
         logits: function that takes the fitted arrays and features float64 (N, F). It returns scores float64 (N,),
             positive for fake: log odds, or margins for the support vector machine.
         per_frame: whether both functions take the features of all T frames, float64 (N, T, F).
+        fewest_frames: the smallest number of frames of a clip with which the model works.
     """
 
     candidates: tuple[Settings, ...]
     fit: Callable[[Values, Labels, Values, Settings], Arrays]
     logits: Callable[[Arrays, Values], Values]
     per_frame: bool = False
+    fewest_frames: int = 1
 
 
 def fit_scaling(values: Values) -> Arrays:
@@ -218,46 +219,44 @@ def _boosting_logits(arrays: Arrays, values: Values) -> Values:
     return logits
 
 
-def _package(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UsageError(f"{name} is not installed ({error}). pip install 'fvc_lib[detectors]'") from error
-
-
 def _fit_xgboost(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
-    package = _package("xgboost")
+    import xgboost  # of the extra ``detectors``; the start of a run refuses a model whose packages are missing
+
     parameters = {
         "objective": "binary:logistic", "eta": _RATE, "tree_method": "hist", "grow_policy": "lossguide",
         "max_leaves": int(settings["leaves"]), "max_depth": 0, "lambda": 1.0, "seed": 0, "nthread": 1,
         "min_child_weight": 1.0, "verbosity": 0,
     }  # fmt: skip
-    data = package.DMatrix(values, labels, weight=weights)
-    booster = package.train(parameters, data, num_boost_round=int(settings["rounds"]))
+    data = xgboost.DMatrix(values, labels, weight=weights)
+    booster = xgboost.train(parameters, data, num_boost_round=int(settings["rounds"]))
     return {"json": np.frombuffer(bytes(booster.save_raw("json")), np.uint8).copy()}
 
 
 def _xgboost_logits(arrays: Arrays, values: Values) -> Values:
-    package = _package("xgboost")
-    booster = package.Booster({"nthread": 1})
+    import xgboost
+
+    booster = xgboost.Booster({"nthread": 1})
     booster.load_model(bytearray(arrays["json"].tobytes()))
-    return np.asarray(booster.predict(package.DMatrix(values), output_margin=True), np.float64)
+    return np.asarray(booster.predict(xgboost.DMatrix(values), output_margin=True), np.float64)
 
 
 def _fit_lightgbm(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
-    package = _package("lightgbm")
+    import lightgbm
+
     parameters = {
         "objective": "binary", "learning_rate": _RATE, "num_leaves": int(settings["leaves"]), "lambda_l2": 1.0,
         "min_data_in_leaf": _smallest_leaf(len(labels)), "seed": 0, "num_threads": 1, "verbose": -1,
         "deterministic": True, "force_row_wise": True,
     }  # fmt: skip
-    data = package.Dataset(values, labels, weight=weights, params={"verbose": -1})
-    booster = package.train(parameters, data, num_boost_round=int(settings["rounds"]))
+    data = lightgbm.Dataset(values, labels, weight=weights, params={"verbose": -1})
+    booster = lightgbm.train(parameters, data, num_boost_round=int(settings["rounds"]))
     return {"text": np.frombuffer(booster.model_to_string().encode(), np.uint8).copy()}
 
 
 def _lightgbm_logits(arrays: Arrays, values: Values) -> Values:
-    booster = _package("lightgbm").Booster(model_str=arrays["text"].tobytes().decode())
+    import lightgbm
+
+    booster = lightgbm.Booster(model_str=arrays["text"].tobytes().decode())
     return np.asarray(booster.predict(values, raw_score=True, num_threads=1), np.float64)
 
 
@@ -340,7 +339,12 @@ def refuse_settings(config: RunConfig) -> None:
             "leave self_blended out."
         )
     on_clips = config.of_features != "forensic"
-    several = on_clips and not DETECTORS.get(config.model).estimator.per_frame  # clips of a video are averaged
+    estimator, num_frames = DETECTORS.get(config.model).estimator, config.clips.num_frames
+    if on_clips and num_frames < estimator.fewest_frames:
+        raise UsageError(
+            f"num_frames: got {num_frames}, and model {config.model!r} wants {estimator.fewest_frames} or more."
+        )
+    several = on_clips and not estimator.per_frame  # clips of a video are averaged
     wrong: dict[str, object] = {
         "num_ranks": config.num_ranks > 1,
         "device": config.device not in ("auto", "cpu"),

@@ -14,21 +14,11 @@ import numpy as np
 
 from fvc_lib.detectors.classical import Arrays, ClassicalModel, Labels, Settings, Values
 from fvc_lib.detectors.probe import published
-from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec
-
-_TRUNK = "xclip_b16"
-_FEWEST_FRAMES = 4  # for two second-order differences
 
 
 def volatility(features: Values) -> Values:
-    """Return the standard deviations of second-order differences, float64 (N,), of features (N, T, F).
-
-    Raises:
-        UsageError: T is less than 4.
-    """
-    if features.shape[1] < _FEWEST_FRAMES:
-        raise UsageError(f"num_frames: got {features.shape[1]}, and model d3 wants {_FEWEST_FRAMES} or more.")
+    """Return the standard deviations of second-order differences, float64 (N,), of features (N, T, F); T at least 4."""
     distances = np.linalg.norm(np.diff(features, axis=1), axis=2)
     return np.asarray(np.diff(distances, axis=1).std(1, ddof=1))
 
@@ -47,7 +37,7 @@ def _logits(arrays: Arrays, features: Values) -> Values:
     return np.asarray((arrays["median"] - volatility(features)) / arrays["spread"])
 
 
-D3 = ClassicalModel(({},), _fit, _logits, per_frame=True)
+D3 = ClassicalModel(({},), _fit, _logits, per_frame=True, fewest_frames=4)  # for two second-order differences
 
 
 _SPEC = published(
@@ -68,7 +58,7 @@ _SPEC = published(
         of_features="embedding",
         estimator=D3,
     ),
-    _TRUNK,
+    "xclip_b16",
 )
 DETECTORS.register(_SPEC)
 DETECTORS.register(replace(_SPEC, name="d3:NAME"))

@@ -2,19 +2,18 @@
 
 import importlib.util
 import json
-import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from fvc_lib.detectors.network import build_detector, built_trunk
 from fvc_lib.detectors.packages import REMEDY
-from fvc_lib.engine.device import finished_at, resolve_device
+from fvc_lib.engine.device import resolve_device
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, command_text
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
@@ -131,7 +130,7 @@ def _missing(spec: DetectorSpec) -> tuple[str, ...]:
     return tuple(package for package in spec.packages if importlib.util.find_spec(package) is None)
 
 
-_TIMED_PASSES, _TIMED_SECONDS = 15, 6.0
+_TIMED_SECONDS = 1.0
 
 
 def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
@@ -139,8 +138,8 @@ def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
 
     Returns:
         One mapping per configuration: ``num_parameters``, ``num_trained`` (number of trained parameters) and
-        ``milliseconds_per_clip`` (median of up to 15 forward passes of one clip, after two passes to warm up). The
-        mapping is empty for a network that cannot be built or run here, and for a model on features.
+        ``milliseconds_per_clip`` (median of the forward passes of one clip in about a second, after passes to warm up).
+        The mapping is empty for a network that cannot be built or run here, and for a model on features.
     """
     return [_cost_of(config) for config in configs]
 
@@ -148,21 +147,18 @@ def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
 def _cost_of(config: RunConfig) -> dict[str, float]:
     if config.of_features:  # no network whose forward pass could be timed
         return {}
-    device, clips, seconds = resolve_device(config.device, config.amp).device, config.clips, list[float]()
+    device, clips = resolve_device(config.device, config.amp).device, config.clips
     try:
         network = build_detector(config).eval().to(device)
         clip = torch.full((1, clips.num_frames, 3, clips.side, clips.side), 128, dtype=torch.uint8, device=device)
+        timer = Timer("network(clip)", globals={"network": network, "clip": clip}, num_threads=torch.get_num_threads())
         with torch.inference_mode():
-            end = time.monotonic() + _TIMED_SECONDS
-            while len(seconds) < 2 + _TIMED_PASSES and (len(seconds) < 4 or time.monotonic() < end):
-                began = finished_at(device)
-                network(clip)
-                seconds.append(finished_at(device) - began)
+            passes = timer.blocked_autorange(min_run_time=_TIMED_SECONDS)
     except (FvcError, RuntimeError, MemoryError):  # of PyTorch: it does not fit into the memory, for instance
         return {}
     parameters = list(network.parameters())
     return {
         "num_parameters": sum(parameter.numel() for parameter in parameters),
         "num_trained": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-        "milliseconds_per_clip": 1e3 * statistics.median(seconds[2:]),
+        "milliseconds_per_clip": 1e3 * passes.median,
     }

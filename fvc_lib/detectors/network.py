@@ -7,6 +7,7 @@ configuration. ``tune`` chooses which of its parts are trained.
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -31,9 +32,8 @@ GREY: Colours = ((0.45, 0.45, 0.45), (0.225, 0.225, 0.225))
 _GRU_WIDTH = 256
 _SMALL = 1e-8
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.RMSNorm)
-# Dropout layers, whose masks the training engine draws per sample; and names of dropout probabilities in other modules.
+# Dropout layers, whose masks the training engine draws per sample.
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_SHARES = ("p", "drop_prob", "dropout", "attention_dropout", "dropout_prob", "dropout_p", "drop_path_rate")
 
 
 class Normalised(nn.Module):
@@ -64,7 +64,7 @@ class Trunk(nn.Module):
     The result of a training step must not depend on how its batch is split into micro-batches to fit the memory. So
     only the dropout layers of the network are in training mode during training. Batch norms use their stored statistics
     instead of those of a micro-batch. Stochastic depth and dropout of attention, which draw once per micro-batch, are
-    off. If training starts from scratch, group norms replace batch norms. ``notes`` are sentences about these
+    off. If training starts from scratch, group norms replace batch norms. ``notes`` are sentences about
     differences from the published network.
 
     Args:
@@ -99,8 +99,6 @@ class Trunk(nn.Module):
             self.notes += (
                 f"trained from scratch with {replaced} group norms in place of batch norms: not the published network",
             )
-        if drawing := sum(_draws(part) for part in network.modules()):
-            self.notes += (f"trained without the stochastic depth or dropout of attention that {drawing} parts have",)
 
     def train(self, mode: bool = True) -> Self:
         """Set training or evaluation mode; within the network only dropout layers enter training mode."""
@@ -168,11 +166,6 @@ class Trunk(nn.Module):
                 "(num_frames 0 and fixed_size 0; image_size for a backbone), or another network."
             ) from error
         return features if self.per_frame else features.unsqueeze(1)
-
-
-def _draws(part: nn.Module) -> bool:
-    shares = (getattr(part, name, None) for name in _SHARES)
-    return not isinstance(part, _DROPOUTS) and any(isinstance(share, float) and share > 0 for share in shares)
 
 
 class PictureTrunk(Trunk):
@@ -276,18 +269,28 @@ def build_detector(config: RunConfig) -> nn.Module:
 
 
 def _headed(spec: DetectorSpec, config: RunConfig) -> Detector:
-    clips, weights = config.clips, weights_path(config.model_weights)
-    licence = spec.weights_licence or "unknown"
-    trunk = built_trunk(spec, TrunkOptions(config.model, clips.num_frames, clips.side, weights, licence))
+    trunk = trunk_of_config(spec, config)
     name = config.head or spec.head
-    size = getattr(trunk, "frame_feature_size", None) or trunk.num_features
+    size = trunk.frame_feature_size
     unit = config.l2_normalise or spec.l2_normalise
     head = Mean(size, normalise=not unit) if name == "mean" else HEADS[name](size)
     return Detector(trunk, head, l2_normalise=unit)
 
 
+def trunk_of_config(spec: DetectorSpec, config: RunConfig) -> Any:
+    """Build the trunk of ``spec`` for the clips and with the weights of ``config``.
+
+    Raises:
+        UsageError: as for ``built_trunk`` and ``weights_path``.
+    """
+    clips, weights = config.clips, weights_path(config.model_weights)
+    return built_trunk(spec, TrunkOptions(config.model, clips.num_frames, clips.side, weights))
+
+
 def built_trunk(spec: DetectorSpec, options: TrunkOptions) -> Any:
     """Build the trunk (network without head) of ``spec``, with the weights in ``options.weights`` if they are given.
+
+    The number of its features is its attribute ``frame_feature_size``.
 
     Raises:
         UsageError: ``spec`` has no builder for a trunk.
@@ -297,8 +300,9 @@ def built_trunk(spec: DetectorSpec, options: TrunkOptions) -> Any:
             f"model {spec.name!r} has no trunk that gives features. Take frame_cnn, efficientnet_lite0 or another "
             "network; give a class of your own an attribute num_features."
         )
-    trunk = spec.build_trunk(options)
-    load_once(trunk, options.weights, options.licence)
+    trunk = spec.build_trunk(replace(options, licence=spec.weights_licence or "unknown"))
+    load_once(trunk, options.weights, spec.weights_licence)
+    trunk.frame_feature_size = getattr(trunk, "frame_feature_size", None) or trunk.num_features
     if isinstance(trunk, Trunk) and trunk.weights is None and spec.weights:
         trunk.notes += (f"trained from scratch, without its published weights ({spec.weights})",)
     return trunk
@@ -536,13 +540,7 @@ def tune(network: nn.Module, what: str) -> None:
             raise UsageError(f"tune: got {what!r}, and the network has {len(stages)} stages. Give all, or fewer.")
         trained |= {parameter for stage in stages[-number:] for parameter in stage}
     elif what.startswith("effort"):
-        trunk = getattr(network, "trunk", None)
-        rank = int(what.partition(":")[2] or 1)
-        if not isinstance(trunk, nn.Module):
-            raise UsageError(f"tune: got {what!r} for a {type(network).__name__}, which has no trunk. Give tune all.")
-        trained |= set(residuals := adapt(trunk, rank))
-        note = f"of {len(residuals) // 3} layers the residual of rank {rank} is trained"
-        trunk.notes = (*getattr(trunk, "notes", ()), note)  # type: ignore[assignment]
+        trained |= set(adapt(getattr(network, "trunk", network), int(what.partition(":")[2] or 1)))
     for parameter in network.parameters():
         parameter.requires_grad_(parameter in trained)
 

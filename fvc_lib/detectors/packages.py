@@ -31,8 +31,6 @@ def imported(module: str, whose: str, remedy: str = REMEDY) -> Any:
     except ModuleNotFoundError as error:
         raise UsageError(f"network {whose!r} needs {package}, which is not installed ({error}). {remedy}.") from error
     except (ImportError, RuntimeError, OSError) as error:
-        while error.__cause__ is not None:  # transformers' error names the class; the cause names the missing package
-            error = error.__cause__  # type: ignore[assignment]
         raise UsageError(
             f"network {whose!r} needs {package}, which does not start: {first_line(error)}. Mostly it was built for "
             f"another torch than {torch.__version__}: install both from one index. {remedy}."
@@ -55,8 +53,6 @@ def mend_torchvision() -> None:
     except ModuleNotFoundError:
         pass  # there is nothing to mend
     except (ImportError, RuntimeError, OSError):
-        if _DECLARATIONS or torch.version.cuda or torch.version.hip:
-            raise  # for another reason
         library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         _DECLARATIONS.append(library)
         for name in ("nms", "qnms"):

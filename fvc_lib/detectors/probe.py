@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval
 
 from fvc_lib.detectors.classical import LOGISTIC
-from fvc_lib.detectors.network import PictureTrunk
+from fvc_lib.detectors.network import PictureTrunk, built_trunk
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 # The inverse of scikit-learn's C = 0.01, for standardised features. Of frames, a penalty chosen on inner folds was no
@@ -126,21 +126,6 @@ def _statistics(output: Tensor) -> Tensor:
 _PAPER = "G. Alain and Y. Bengio, Understanding intermediate layers using linear classifier probes, 2016"
 
 
-def trunk_of(name: str, default: str = "") -> DetectorSpec:
-    """Return the declaration of the trunk in a name such as ``probe:TRUNK``, or of ``default`` if it names none.
-
-    Raises:
-        UsageError: there is no such network, or it has no trunk.
-    """
-    spec = DETECTORS.get(name.partition(":")[2] or default)
-    if spec.build_trunk is None:
-        raise UsageError(
-            f"model {name!r}: {spec.name} has no trunk whose features could be used. Choose a published network: "
-            f"{command_text('detectors')} lists them."
-        )
-    return spec
-
-
 def on_trunk(trunk: DetectorSpec, wrap: Callable[[Any, TrunkOptions], Any], **fields: Any) -> DetectorSpec:
     """Return the declaration of a model on the features of a frozen trunk.
 
@@ -149,10 +134,9 @@ def on_trunk(trunk: DetectorSpec, wrap: Callable[[Any, TrunkOptions], Any], **fi
         wrap: function of the built trunk and the options it was built with; it returns the trunk to use.
         fields: fields of ``DetectorSpec`` that replace those of the trunk.
     """
-    build_trunk: Any = trunk.build_trunk
 
     def build(options: TrunkOptions) -> Any:
-        return wrap(build_trunk(replace(options, name=trunk.name)), options)
+        return wrap(built_trunk(trunk, replace(options, name=trunk.name)), options)
 
     own = {"of_features": "embedding", **fields}
     return replace(trunk, build_trunk=build, of_name=None, tune="head", **own)
@@ -188,7 +172,7 @@ def published(
     own = {field: getattr(recipe, field) for field in fields}
 
     def of_name(name: str) -> DetectorSpec:
-        trunk = trunk_of(name, default)
+        trunk = DETECTORS.get(name.partition(":")[2] or default)
         more = own | (on_default if trunk.name == default else {})
         return on_trunk(trunk, wrap, name=name, paper=f"{recipe.paper}; {trunk.paper}", **more)
 
@@ -199,7 +183,7 @@ def _of_trunk(name: str) -> DetectorSpec:
     def staged(trunk: Any, options: TrunkOptions) -> Any:
         return StageTrunk(trunk, options.side) if isinstance(trunk, PictureTrunk) else trunk
 
-    spec = trunk_of(name)
+    spec = DETECTORS.get(name.partition(":")[2])
     of_frames = spec.frame_sampling == "uniform"
     return on_trunk(
         spec,

@@ -23,13 +23,11 @@ from fvc_lib.detectors.network import Normalised, PictureTrunk, Trunk
 from fvc_lib.detectors.probe import on_frames, published
 from fvc_lib.detectors.transformers_networks import TransformersFrames
 from fvc_lib.engine.random_state import forked_random_state
-from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 _TRUNK = "dinov2_small"
 _NUM_DISTANCES, _NUM_ANGLES = 7, 6
 _NUM_FEATURES = _NUM_DISTANCES + _NUM_ANGLES + 8
-_HIDDEN = (64, 32)
 _BATCH, _RATE = 32, 1e-3
 
 
@@ -57,11 +55,8 @@ class PathTrunk(Trunk):
 def path_numbers(points: Tensor) -> Tensor:
     """Return the 21 numbers on each of B paths, float (B, 21), of points (B, T, F); angles are in degrees.
 
-    Raises:
-        UsageError: T is less than 8.
+    T is at least 8.
     """
-    if points.shape[1] <= _NUM_DISTANCES:
-        raise UsageError(f"num_frames: got {points.shape[1]}, and model restrav wants {_NUM_DISTANCES + 1} or more.")
     steps = points.diff(dim=1)
     distances = steps.norm(dim=2)
     angles = torch.rad2deg(torch.acos(F.cosine_similarity(steps[:, :-1], steps[:, 1:], dim=2).clamp(-1, 1)))
@@ -73,10 +68,7 @@ def path_numbers(points: Tensor) -> Tensor:
 
 
 def _classifier() -> nn.Sequential:
-    first, second = _HIDDEN
-    return nn.Sequential(
-        nn.Linear(_NUM_FEATURES, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, 1)
-    )  # fmt: skip
+    return nn.Sequential(nn.Linear(_NUM_FEATURES, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1))
 
 
 def _fit(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
@@ -104,7 +96,7 @@ def _logits(arrays: Arrays, values: Values) -> Values:
         return network(inputs).squeeze(1).double().numpy()
 
 
-RESTRAV = ClassicalModel(({"epochs": 10},), _fit, _logits)
+RESTRAV = ClassicalModel(({"epochs": 10},), _fit, _logits, fewest_frames=_NUM_DISTANCES + 1)
 
 
 def _on_path(built: object, options: TrunkOptions) -> PathTrunk:

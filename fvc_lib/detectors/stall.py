@@ -16,10 +16,8 @@ import numpy as np
 
 from fvc_lib.detectors.classical import Arrays, ClassicalModel, Labels, Settings, Values
 from fvc_lib.detectors.probe import published
-from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec
 
-_TRUNK = "dinov3_large"
 _LEAST_VARIANCE = 1e-5  # added to every variance, as published
 
 
@@ -52,12 +50,7 @@ def changes(features: Values) -> tuple[Values, Values]:
 
     Returns:
         A tuple: the scaled differences, float64 (N, T - 1, F), and their lengths before scaling, float64 (N, T - 1).
-
-    Raises:
-        UsageError: T is less than 2.
     """
-    if features.shape[1] < 2:
-        raise UsageError("num_frames: got 1, and model stall wants 2 or more.")
     differences = np.diff(features, axis=1)
     lengths = np.linalg.norm(differences, axis=2)
     return differences / np.where(lengths > 0, lengths, 1.0)[:, :, None], lengths
@@ -92,21 +85,17 @@ def _fit(features: Values, labels: Labels, weights: Values, settings: Settings) 
     }
 
 
-def shares(arrays: Arrays, features: Values) -> Values:
-    """Return the published score of N videos, float64 (N,) in [0, 1], high for real, of features (N, T, F)."""
+def _logits(arrays: Arrays, features: Values) -> Values:
+    """Return 0.5 minus the published score of N videos, float64 (N,), of features (N, T, F)."""
     of_frames, of_changes = likelihoods(arrays, features)
     found = [
         np.searchsorted(arrays[f"{kind}_likelihoods"], values, side="right") / len(arrays[f"{kind}_likelihoods"])
         for kind, values in (("frame", of_frames), ("change", of_changes))
     ]
-    return np.asarray((found[0] + found[1]) / 2)
+    return np.asarray(0.5 - (found[0] + found[1]) / 2)
 
 
-def _logits(arrays: Arrays, features: Values) -> Values:
-    return 0.5 - shares(arrays, features)
-
-
-STALL = ClassicalModel(({},), _fit, _logits, per_frame=True)
+STALL = ClassicalModel(({},), _fit, _logits, per_frame=True, fewest_frames=2)
 
 
 _SPEC = published(
@@ -128,7 +117,7 @@ _SPEC = published(
         of_features="embedding",
         estimator=STALL,
     ),
-    _TRUNK,
+    "dinov3_large",
 )
 DETECTORS.register(_SPEC)
 DETECTORS.register(replace(_SPEC, name="stall:NAME"))

@@ -9,6 +9,7 @@ folder is run.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,12 @@ _CLIP_COLOURS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0
 _HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 # ViViT's processor scales pixels to [-1, 1], then subtracts 0.5 and divides by 0.5.
 _OF_VIVIT = ((0.75, 0.75, 0.75), (0.25, 0.25, 0.25))
-_CLIP = "Radford et al., Learning transferable visual models from natural language supervision, ICML 2021"
-_XCLIP = "Ni et al., Expanding language-image pretrained models for general video recognition, ECCV 2022"
-_DINO2 = "Oquab et al., DINOv2: learning robust visual features without supervision, TMLR 2024"
-_DINO3 = "Simeoni et al., DINOv3, 2025"
-_SIGLIP = "Zhai et al., Sigmoid loss for language image pre-training, ICCV 2023"
-_TIMESFORMER = "Bertasius et al., Is space-time attention all you need for video understanding?, ICML 2021"
-_VIDEOMAE = "Tong et al., VideoMAE: masked autoencoders are data-efficient learners, NeurIPS 2022"
-_VIVIT = "Arnab et al., ViViT: a video vision transformer, ICCV 2021"
-_VJEPA2 = "Assran et al., V-JEPA 2: self-supervised video models enable understanding, prediction and planning, 2025"
 
-_BIBTEX = {
-    _CLIP: r"""@inproceedings{radford2021clip,
+# Papers and their BibTeX entries, by the entry's key.
+_PAPERS = {
+    "radford2021clip": (
+        "Radford et al., Learning transferable visual models from natural language supervision, ICML 2021",
+        r"""@inproceedings{radford2021clip,
   author = {Radford, Alec and Kim, Jong Wook and Hallacy, Chris and Ramesh, Aditya and Goh, Gabriel and
     Agarwal, Sandhini and Sastry, Girish and Askell, Amanda and Mishkin, Pamela and Clark, Jack and
     Krueger, Gretchen and Sutskever, Ilya},
@@ -47,47 +42,68 @@ _BIBTEX = {
   pages = {8748--8763},
   year = {2021}
 }""",
-    _XCLIP: r"""@inproceedings{ni2022xclip,
+    ),
+    "ni2022xclip": (
+        "Ni et al., Expanding language-image pretrained models for general video recognition, ECCV 2022",
+        r"""@inproceedings{ni2022xclip,
   author = {Ni, Bolin and Peng, Houwen and Chen, Minghao and Zhang, Songyang and others},
   title = {Expanding Language-Image Pretrained Models for General Video Recognition},
   booktitle = {Proceedings of the European Conference on Computer Vision (ECCV)},
   year = {2022}
 }""",
-    _DINO2: r"""@article{oquab2024dinov2,
+    ),
+    "oquab2024dinov2": (
+        "Oquab et al., DINOv2: learning robust visual features without supervision, TMLR 2024",
+        r"""@article{oquab2024dinov2,
   author = {Oquab, Maxime and Darcet, Timoth{\'e}e and Moutakanni, Th{\'e}o and Vo, Huy V. and others},
   title = {{DINOv2}: Learning Robust Visual Features without Supervision},
   journal = {Transactions on Machine Learning Research},
   year = {2024}
 }""",
-    _DINO3: r"""@misc{simeoni2025dinov3,
+    ),
+    "simeoni2025dinov3": (
+        "Simeoni et al., DINOv3, 2025",
+        r"""@misc{simeoni2025dinov3,
   author = {Sim{\'e}oni, Oriane and Vo, Huy V. and Seitzer, Maximilian and Baldassarre, Federico and others},
   title = {{DINOv3}},
   eprint = {2508.10104},
   archiveprefix = {arXiv},
   year = {2025}
 }""",
-    _SIGLIP: r"""@inproceedings{zhai2023siglip,
+    ),
+    "zhai2023siglip": (
+        "Zhai et al., Sigmoid loss for language image pre-training, ICCV 2023",
+        r"""@inproceedings{zhai2023siglip,
   author = {Zhai, Xiaohua and Mustafa, Basil and Kolesnikov, Alexander and Beyer, Lucas},
   title = {Sigmoid Loss for Language Image Pre-Training},
   booktitle = {Proceedings of the IEEE/CVF International Conference on Computer Vision (ICCV)},
   pages = {11975--11986},
   year = {2023}
 }""",
-    _TIMESFORMER: r"""@inproceedings{bertasius2021spacetime,
+    ),
+    "bertasius2021spacetime": (
+        "Bertasius et al., Is space-time attention all you need for video understanding?, ICML 2021",
+        r"""@inproceedings{bertasius2021spacetime,
   author = {Bertasius, Gedas and Wang, Heng and Torresani, Lorenzo},
   title = {Is Space-Time Attention All You Need for Video Understanding?},
   booktitle = {Proceedings of the 38th International Conference on Machine Learning (ICML)},
   pages = {813--824},
   year = {2021}
 }""",
-    _VIDEOMAE: r"""@inproceedings{tong2022videomae,
+    ),
+    "tong2022videomae": (
+        "Tong et al., VideoMAE: masked autoencoders are data-efficient learners, NeurIPS 2022",
+        r"""@inproceedings{tong2022videomae,
   author = {Tong, Zhan and Song, Yibing and Wang, Jue and Wang, Limin},
   title = {{VideoMAE}: Masked Autoencoders are Data-Efficient Learners for Self-Supervised Video Pre-Training},
   booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
   volume = {35},
   year = {2022}
 }""",
-    _VIVIT: r"""@inproceedings{arnab2021vivit,
+    ),
+    "arnab2021vivit": (
+        "Arnab et al., ViViT: a video vision transformer, ICCV 2021",
+        r"""@inproceedings{arnab2021vivit,
   author = {Arnab, Anurag and Dehghani, Mostafa and Heigold, Georg and Sun, Chen and Lu{\v{c}}i{\'c}, Mario and
     Schmid, Cordelia},
   title = {{ViViT}: A Video Vision Transformer},
@@ -95,55 +111,62 @@ _BIBTEX = {
   pages = {6836--6846},
   year = {2021}
 }""",
-    _VJEPA2: r"""@misc{assran2025vjepa2,
+    ),
+    "assran2025vjepa2": (
+        "Assran et al., V-JEPA 2: self-supervised video models enable understanding, prediction and planning, 2025",
+        r"""@misc{assran2025vjepa2,
   author = {Assran, Mahmoud and Bardes, Adrien and Fan, David and Garrido, Quentin and Howes, Russell and others},
   title = {{V-JEPA} 2: Self-Supervised Video Models Enable Understanding, Prediction and Planning},
   eprint = {2506.09985},
   archiveprefix = {arXiv},
   year = {2025}
 }""",
-}
-
-_GEND = "Yermakov et al., GenD: Deepfake detection that generalizes across benchmarks, WACV 2026"
-_BIBTEX_OF_GEND = r"""@inproceedings{yermakov2026gend,
+    ),
+    "yermakov2026gend": (
+        "Yermakov et al., GenD: Deepfake detection that generalizes across benchmarks, WACV 2026",
+        r"""@inproceedings{yermakov2026gend,
   author = {Yermakov, Andrii and Cech, Jan and Matas, Jiri and Fritz, Mario},
   title = {Deepfake Detection that Generalizes Across Benchmarks},
   booktitle = {Proceedings of the IEEE/CVF Winter Conference on Applications of Computer Vision (WACV)},
   note = {arXiv:2508.06248},
   year = {2026}
-}"""
+}""",
+    ),
+}
 
 
 _OF_PICTURES, _OF_CLIPS = ("image_size",), ("image_size", "num_frames")
 # By family: the network's class in transformers; mean and standard deviation of colours in the publisher's training
-# data; paper; licence of the weights; how frames are made square and chosen (``View``); frames and side of a clip; the
-# configuration's settings for the side and the number of frames. Frames are fitted as published for CLIP and DINOv2;
-# DINOv3 and SigLIP were published with squashed frames.
+# data; key of the paper; licence of the weights; how frames are made square and chosen (``View``); frames and side of a
+# clip; the configuration's settings for the side and the number of frames. Frames are fitted as published for CLIP and
+# DINOv2; DINOv3 and SigLIP were published with squashed frames.
 _FAMILIES: dict[str, tuple[Any, ...]] = {
-    "clip": ("CLIPVisionModel", _CLIP_COLOURS, _CLIP, "MIT", "crop", "uniform", 8, 224, _OF_PICTURES),
-    "xclip": ("XCLIPVisionModel", IMAGENET, _XCLIP, "MIT", "crop", "uniform", 8, 224, _OF_PICTURES),
-    "dinov2": ("Dinov2Model", IMAGENET, _DINO2, "Apache-2.0", "crop:0.875", "uniform", 8, 224, _OF_PICTURES),
+    "clip": ("CLIPVisionModel", _CLIP_COLOURS, "radford2021clip", "MIT", "crop", "uniform", 8, 224, _OF_PICTURES),
+    "xclip": ("XCLIPVisionModel", IMAGENET, "ni2022xclip", "MIT", "crop", "uniform", 8, 224, _OF_PICTURES),
+    "dinov2": ("Dinov2Model", IMAGENET, "oquab2024dinov2", "Apache-2.0", "crop:0.875", "uniform", 8, 224, _OF_PICTURES),
     "dinov3": (
-        "DINOv3ViTModel", IMAGENET, _DINO3, "DINOv3 License, gated: ask on the hub", "letterbox", "uniform", 8, 224,
-        _OF_PICTURES,
+        "DINOv3ViTModel", IMAGENET, "simeoni2025dinov3", "DINOv3 License, gated: ask on the hub", "letterbox",
+        "uniform", 8, 224, _OF_PICTURES,
     ),
-    "siglip": ("SiglipVisionModel", _HALF, _SIGLIP, "Apache-2.0", "letterbox", "uniform", 8, 224, _OF_PICTURES),
+    "siglip": (
+        "SiglipVisionModel", _HALF, "zhai2023siglip", "Apache-2.0", "letterbox", "uniform", 8, 224, _OF_PICTURES
+    ),
     "timesformer": (
-        "TimesformerForVideoClassification", GREY, _TIMESFORMER, "CC BY-NC 4.0", "crop", "window:32", 8, 224, _OF_CLIPS
+        "TimesformerForVideoClassification", GREY, "bertasius2021spacetime", "CC BY-NC 4.0", "crop", "window:32", 8,
+        224, _OF_CLIPS,
     ),
     "videomae": (
-        "VideoMAEForVideoClassification", IMAGENET, _VIDEOMAE, "CC BY-NC 4.0", "crop", "window:4", 16, 224,
+        "VideoMAEForVideoClassification", IMAGENET, "tong2022videomae", "CC BY-NC 4.0", "crop", "window:4", 16, 224,
         _OF_CLIPS,
     ),
     "vivit": (
-        "VivitForVideoClassification", _OF_VIVIT, _VIVIT, "MIT", "crop:0.875", "window:2", 32, 224, _OF_CLIPS
+        "VivitForVideoClassification", _OF_VIVIT, "arnab2021vivit", "MIT", "crop:0.875", "window:2", 32, 224, _OF_CLIPS
     ),
     "vjepa2": (
-        "VJEPA2ForVideoClassification", IMAGENET, _VJEPA2, "MIT", "crop:0.875", "window:4", 16, 256,
+        "VJEPA2ForVideoClassification", IMAGENET, "assran2025vjepa2", "MIT", "crop:0.875", "window:4", 16, 256,
         ("crop_size", "frames_per_clip"),
     ),
 }  # fmt: skip
-_SMALL = {"hidden_size": 384, "num_attention_heads": 6}
 _LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
 # By name: the family, the hub's name of its weights, and its settings as published.
 _NETWORKS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -153,7 +176,9 @@ _NETWORKS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "clip", "openai/clip-vit-large-patch14", {**_LARGE, "patch_size": 14, "intermediate_size": 4096}
     ),
     "xclip_b16": ("xclip", "microsoft/xclip-base-patch16", {"patch_size": 16}),
-    "dinov2_small": ("dinov2", "facebook/dinov2-small", {**_SMALL, "patch_size": 14}),
+    "dinov2_small": (
+        "dinov2", "facebook/dinov2-small", {"hidden_size": 384, "num_attention_heads": 6, "patch_size": 14}
+    ),
     "dinov2_base": ("dinov2", "facebook/dinov2-base", {"patch_size": 14}),
     "dinov2_large": ("dinov2", "facebook/dinov2-large", {**_LARGE, "patch_size": 14}),
     "dinov3_small": (
@@ -317,38 +342,40 @@ def declaration(name: str, of: str, **changed: Any) -> DetectorSpec:
         changed: fields of ``DetectorSpec`` that replace those of the network.
     """
     family, hub_id, _ = _NETWORKS[of]
-    _, (mean, deviation), paper, licence, fit, sampling, num_frames, side, size_names = _FAMILIES[family]
-    declared: dict[str, Any] = {
-        "name": name,
-        "family": "transformers",
-        "paper": paper,
-        "bibtex": _BIBTEX[paper],
-        "licence": "Apache-2.0",
-        "num_frames": num_frames,
-        "side": side,
-        "normalisation": f"the folder's preprocessor_config.json; without it mean {mean}, deviation {deviation}",
-        "micro_batch": 2 if size_names == _OF_PICTURES else 1,
-        "frame_sampling": sampling,
-        "frame_fit": fit,
-        "build_trunk": lambda options: build_network(options, of),
-        "weights": f"hub: {hub_id}",
-        "weights_licence": licence,
-        "packages": ("transformers",),
-        "tune": "head" if size_names == _OF_PICTURES else "all",
-    }
-    return DetectorSpec(**{**declared, **changed})
+    _, (mean, deviation), key, licence, fit, sampling, num_frames, side, size_names = _FAMILIES[family]
+    paper, bibtex = _PAPERS[key]
+    spec = DetectorSpec(
+        name=name,
+        family="transformers",
+        paper=paper,
+        bibtex=bibtex,
+        licence="Apache-2.0",
+        num_frames=num_frames,
+        side=side,
+        normalisation=f"the folder's preprocessor_config.json; without it mean {mean}, deviation {deviation}",
+        micro_batch=2 if size_names == _OF_PICTURES else 1,
+        frame_sampling=sampling,
+        frame_fit=fit,
+        build_trunk=lambda options: build_network(options, of),
+        weights=f"hub: {hub_id}",
+        weights_licence=licence,
+        packages=("transformers",),
+        tune="head" if size_names == _OF_PICTURES else "all",
+    )
+    return replace(spec, **changed)
 
 
 for _name in _NETWORKS:
     DETECTORS.register(declaration(_name, _name))
 
 # Published detectors that consist of these encoders and a way to train them.
+_gend, _bibtex = _PAPERS["yermakov2026gend"]
 DETECTORS.register(
     declaration(
         "gend",
         "clip_vit_l14",
-        paper=_GEND,
-        bibtex=_BIBTEX_OF_GEND + "\n" + _BIBTEX[_CLIP],
+        paper=_gend,
+        bibtex=_bibtex + "\n" + _PAPERS["radford2021clip"][1],
         tune="norms",
         l2_normalise=True,
     )
@@ -365,8 +392,8 @@ DETECTORS.register(
     declaration(
         "gend_dino",
         "dinov3_base",
-        paper=_GEND,
-        bibtex=_BIBTEX_OF_GEND + "\n" + _BIBTEX[_DINO3],
+        paper=_gend,
+        bibtex=_bibtex + "\n" + _PAPERS["simeoni2025dinov3"][1],
         tune="norms",
         l2_normalise=True,
     )

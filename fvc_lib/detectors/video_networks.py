@@ -14,6 +14,7 @@ from fvc_lib.detectors.network import (
     GREY,
     IMAGENET,
     KINETICS,
+    Colours,
     Trunk,
     blocks_of,
     without_class_layer,
@@ -23,23 +24,25 @@ from fvc_lib.detectors.packages import imported
 from fvc_lib.detectors.weights import load_weights
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
-_R3D = "Tran et al., A closer look at spatiotemporal convolutions for action recognition, CVPR 2018"
-_S3D = "Xie et al., Rethinking spatiotemporal feature learning, ECCV 2018"
-_MVIT = "Li et al., MViTv2: improved multiscale vision transformers, CVPR 2022"
-_SWIN = "Liu et al., Video Swin transformer, CVPR 2022"
-_X3D = "Feichtenhofer, X3D: expanding architectures for efficient video recognition, CVPR 2020"
-_SLOWFAST = "Feichtenhofer et al., SlowFast networks for video recognition, ICCV 2019"
-_I3D = "Carreira and Zisserman, Quo vadis, action recognition?, CVPR 2017"
-_BIBTEX = {
-    _R3D: R2PLUS1D_BIBTEX,
-    _S3D: r"""@inproceedings{xie2018rethinking,
+# Papers and their BibTeX entries, by the entry's key.
+_PAPERS = {
+    "tran2018closer": (
+        "Tran et al., A closer look at spatiotemporal convolutions for action recognition, CVPR 2018",
+        R2PLUS1D_BIBTEX,
+    ),
+    "xie2018rethinking": (
+        "Xie et al., Rethinking spatiotemporal feature learning, ECCV 2018",
+        r"""@inproceedings{xie2018rethinking,
   author = {Xie, Saining and Sun, Chen and Huang, Jonathan and Tu, Zhuowen and Murphy, Kevin},
   title = {Rethinking Spatiotemporal Feature Learning: Speed-Accuracy Trade-offs in Video Classification},
   booktitle = {Proceedings of the European Conference on Computer Vision (ECCV)},
   pages = {305--321},
   year = {2018}
 }""",
-    _MVIT: r"""@inproceedings{li2022mvitv2,
+    ),
+    "li2022mvitv2": (
+        "Li et al., MViTv2: improved multiscale vision transformers, CVPR 2022",
+        r"""@inproceedings{li2022mvitv2,
   author = {Li, Yanghao and Wu, Chao-Yuan and Fan, Haoqi and Mangalam, Karttikeya and Xiong, Bo and
     Malik, Jitendra and Feichtenhofer, Christoph},
   title = {{MViTv2}: Improved Multiscale Vision Transformers for Classification and Detection},
@@ -47,56 +50,66 @@ _BIBTEX = {
   pages = {4804--4814},
   year = {2022}
 }""",
-    _SWIN: r"""@inproceedings{liu2022videoswin,
+    ),
+    "liu2022videoswin": (
+        "Liu et al., Video Swin transformer, CVPR 2022",
+        r"""@inproceedings{liu2022videoswin,
   author = {Liu, Ze and Ning, Jia and Cao, Yue and Wei, Yixuan and Zhang, Zheng and Lin, Stephen and Hu, Han},
   title = {Video Swin Transformer},
   booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
   pages = {3202--3211},
   year = {2022}
 }""",
-    _X3D: r"""@inproceedings{feichtenhofer2020x3d,
+    ),
+    "feichtenhofer2020x3d": (
+        "Feichtenhofer, X3D: expanding architectures for efficient video recognition, CVPR 2020",
+        r"""@inproceedings{feichtenhofer2020x3d,
   author = {Feichtenhofer, Christoph},
   title = {{X3D}: Expanding Architectures for Efficient Video Recognition},
   booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
   pages = {203--213},
   year = {2020}
 }""",
-    _SLOWFAST: r"""@inproceedings{feichtenhofer2019slowfast,
+    ),
+    "feichtenhofer2019slowfast": (
+        "Feichtenhofer et al., SlowFast networks for video recognition, ICCV 2019",
+        r"""@inproceedings{feichtenhofer2019slowfast,
   author = {Feichtenhofer, Christoph and Fan, Haoqi and Malik, Jitendra and He, Kaiming},
   title = {{SlowFast} Networks for Video Recognition},
   booktitle = {Proceedings of the IEEE/CVF International Conference on Computer Vision (ICCV)},
   pages = {6202--6211},
   year = {2019}
 }""",
-    _I3D: r"""@inproceedings{carreira2017quo,
+    ),
+    "carreira2017quo": (
+        "Carreira and Zisserman, Quo vadis, action recognition?, CVPR 2017",
+        r"""@inproceedings{carreira2017quo,
   author = {Carreira, Jo{\~a}o and Zisserman, Andrew},
   title = {Quo Vadis, Action Recognition? {A} New Model and the {Kinetics} Dataset},
   booktitle = {Proceedings of the IEEE Conference on Computer Vision and Pattern Recognition (CVPR)},
   pages = {6299--6308},
   year = {2017}
 }""",
+    ),
 }
-# By name: paper, frames, side, mean and deviation of colours, clips in memory at once, stride between frames, and the
-# crop of the resized picture. torchvision's 15 frames per second are every second frame of Kinetics' 25 to 30; its
-# pictures are resized to 128 or 256, then cropped. pytorchvideo's frames x stride are from its model zoo's table: 4x12,
-# 13x6, 16x5, 8x8, 8x8 (32x2 in the fast path), 8x8; the hub resizes pictures to 182 or 256.
-_TORCHVISION: dict[str, tuple[Any, ...]] = {
-    "r3d_18": (_R3D, 16, 112, KINETICS, 2, 2, "crop:0.875"),
-    "mc3_18": (_R3D, 16, 112, KINETICS, 2, 2, "crop:0.875"),
-    "r2plus1d_18": (_R3D, 16, 112, KINETICS, 2, 2, "crop:0.875"),
-    "s3d": (_S3D, 16, 224, KINETICS, 1, 2, "crop:0.875"),
-    "mvit_v2_s": (_MVIT, 16, 224, GREY, 1, 4, "crop:0.875"),
-    "swin3d_t": (_SWIN, 16, 224, IMAGENET, 1, 2, "crop:0.875"),
+# By name: package, key of the paper, frames, side, mean and deviation of colours, clips in memory at once, stride
+# between frames, and the crop of the resized picture. torchvision's 15 frames per second are every second frame of
+# Kinetics' 25 to 30; its pictures are resized to 128 or 256, then cropped. pytorchvideo's frames x stride are from its
+# model zoo's table: 4x12, 13x6, 16x5, 8x8, 8x8 (32x2 in the fast path), 8x8; the hub resizes pictures to 182 or 256.
+_NETWORKS: dict[str, tuple[str, str, int, int, Colours, int, int, str]] = {
+    "r3d_18": ("torchvision", "tran2018closer", 16, 112, KINETICS, 2, 2, "crop:0.875"),
+    "mc3_18": ("torchvision", "tran2018closer", 16, 112, KINETICS, 2, 2, "crop:0.875"),
+    "r2plus1d_18": ("torchvision", "tran2018closer", 16, 112, KINETICS, 2, 2, "crop:0.875"),
+    "s3d": ("torchvision", "xie2018rethinking", 16, 224, KINETICS, 1, 2, "crop:0.875"),
+    "mvit_v2_s": ("torchvision", "li2022mvitv2", 16, 224, GREY, 1, 4, "crop:0.875"),
+    "swin3d_t": ("torchvision", "liu2022videoswin", 16, 224, IMAGENET, 1, 2, "crop:0.875"),
+    "x3d_xs": ("pytorchvideo", "feichtenhofer2020x3d", 4, 160, GREY, 4, 12, "crop:0.879"),
+    "x3d_s": ("pytorchvideo", "feichtenhofer2020x3d", 13, 160, GREY, 2, 6, "crop:0.879"),
+    "x3d_m": ("pytorchvideo", "feichtenhofer2020x3d", 16, 224, GREY, 1, 5, "crop:0.875"),
+    "slow_r50": ("pytorchvideo", "feichtenhofer2019slowfast", 8, 224, GREY, 1, 8, "crop:0.875"),
+    "slowfast_r50": ("pytorchvideo", "feichtenhofer2019slowfast", 32, 224, GREY, 1, 2, "crop:0.875"),
+    "i3d_r50": ("pytorchvideo", "carreira2017quo", 8, 224, GREY, 1, 8, "crop:0.875"),
 }
-_PYTORCHVIDEO: dict[str, tuple[Any, ...]] = {
-    "x3d_xs": (_X3D, 4, 160, GREY, 4, 12, "crop:0.879"),
-    "x3d_s": (_X3D, 13, 160, GREY, 2, 6, "crop:0.879"),
-    "x3d_m": (_X3D, 16, 224, GREY, 1, 5, "crop:0.875"),
-    "slow_r50": (_SLOWFAST, 8, 224, GREY, 1, 8, "crop:0.875"),
-    "slowfast_r50": (_SLOWFAST, 32, 224, GREY, 1, 2, "crop:0.875"),
-    "i3d_r50": (_I3D, 8, 224, GREY, 1, 8, "crop:0.875"),
-}
-_NETWORKS = _TORCHVISION | _PYTORCHVIDEO
 
 
 class VideoTrunk(Trunk):
@@ -119,12 +132,16 @@ class _Pooled(nn.Module):
 
 
 def _build(options: TrunkOptions) -> VideoTrunk:
-    name, of_torchvision = options.name, options.name in _TORCHVISION
-    package = imported("torchvision.models.video" if of_torchvision else "pytorchvideo.models.hub", name)
-    network = getattr(package, name)()
-    num_features, blocks = (torchvision_parts if of_torchvision else pytorchvideo_parts)(network)
-    loaded = load_weights(network, options.weights, licence=options.licence) if options.weights else None
-    trunk = VideoTrunk(network, num_features, colours=_NETWORKS[name][3], recomputable=blocks, weights=loaded)
+    name = options.name
+    package, _, _, _, colours, *_ = _NETWORKS[name]
+    if package == "torchvision":
+        network = getattr(imported("torchvision.models.video", name), name)()
+        num_features, blocks = torchvision_parts(network)
+    else:
+        network = getattr(imported("pytorchvideo.models.hub", name), name)()
+        num_features, blocks = pytorchvideo_parts(network)
+    loaded = load_weights(network, options.weights, licence=options.licence)
+    trunk = VideoTrunk(network, num_features, colours=colours, recomputable=blocks, weights=loaded)
     trunk.slow_every = 4 if name.startswith("slowfast") else 0
     return trunk
 
@@ -158,15 +175,28 @@ def pytorchvideo_parts(network: Any) -> tuple[int, tuple[nn.Module, ...]]:
     return num_features, blocks
 
 
-for _name, (_paper, _num_frames, _side, _colours, _micro_batch, _stride, _fit) in _NETWORKS.items():
-    _family = "torchvision" if _name in _TORCHVISION else "pytorchvideo"
-    _licence = "BSD-3-Clause" if _name in _TORCHVISION else "Apache-2.0"
+# By package: its licence, the origin of its weights, and the packages that it needs.
+_PACKAGES = {
+    "torchvision": (
+        "BSD-3-Clause",
+        "torchvision.models.video.{}, weights KINETICS400_V1, a .pth file",
+        ("torchvision",),
+    ),
+    "pytorchvideo": (
+        "Apache-2.0",
+        "facebookresearch/pytorchvideo's model zoo, {} for Kinetics-400, a .pyth file",
+        ("pytorchvideo", "torchvision"),
+    ),
+}
+for _name, (_package, _key, _num_frames, _side, _colours, _micro_batch, _stride, _fit) in _NETWORKS.items():
+    _paper, _bibtex = _PAPERS[_key]
+    _licence, _weights, _packages = _PACKAGES[_package]
     DETECTORS.register(
         DetectorSpec(
             name=_name,
-            family=_family,
+            family=_package,
             paper=_paper,
-            bibtex=_BIBTEX[_paper],
+            bibtex=_bibtex,
             licence=_licence,
             num_frames=_num_frames,
             side=_side,
@@ -175,10 +205,8 @@ for _name, (_paper, _num_frames, _side, _colours, _micro_batch, _stride, _fit) i
             frame_sampling=f"window:{_stride}",
             frame_fit=_fit,
             build_trunk=_build,
-            weights=f"torchvision.models.video.{_name}, weights KINETICS400_V1, a .pth file"
-            if _name in _TORCHVISION
-            else f"facebookresearch/pytorchvideo's model zoo, {_name} for Kinetics-400, a .pyth file",
+            weights=_weights.format(_name),
             weights_licence=f"{_licence}; trained on Kinetics-400 (CC BY 4.0 annotations)",
-            packages=("torchvision",) if _name in _TORCHVISION else ("pytorchvideo", "torchvision"),
+            packages=_packages,
         )
     )

@@ -49,19 +49,19 @@ class LoadedWeights:
 
 def load_weights(
     network: nn.Module,
-    path: Path,
+    path: Path | None,
     *,
     licence: str,
     field: str = "model_weights",
     adapt: Callable[[dict[str, Tensor]], Mapping[str, Tensor]] = lambda found: found,
-) -> LoadedWeights:
-    """Load the weights of a file or folder into ``network``, and return their origin.
+) -> LoadedWeights | None:
+    """Load the weights of a file or folder into ``network``, and return their origin; None if ``path`` is None.
 
     Weights of the publisher's class layer, which the network does not have, are ignored.
 
     Args:
         network: the network.
-        path: the file, or a folder with such a file.
+        path: the file, or a folder with such a file; None: nothing is loaded.
         licence: licence of the weights, for the record.
         field: name of the run's parameter whose value is ``path``, for error messages.
         adapt: function that brings the tensors of the file, by name, into the form of the network's ``state_dict``.
@@ -69,6 +69,8 @@ def load_weights(
     Raises:
         UsageError: the file cannot be read, lacks weights, or has weights of another shape or unknown name.
     """
+    if path is None:
+        return None
     found = adapt(dict(read_weights(path, field)))
     fits = f"{field} {str(path)!r} does not fit the network ({type(network).__name__})"
     remedy = "Give the weights of the network that is named."

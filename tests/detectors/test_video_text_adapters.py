@@ -53,20 +53,6 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
             load(str(tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["Timesformer", "VideoMAE"])
-def test_a_model_of_clips_is_no_encoder_of_texts(kind, tiny_bert, tmp_path):
-    import transformers
-
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    config = getattr(transformers, f"{kind}Config")(image_size=32, patch_size=16, num_frames=4, **sizes)
-    with forked_random_state(0, CPU):
-        getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
-    for file in Path(tiny_bert).glob("token*"):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(UsageError, match=rf"holds a {kind}Model, wanted an encoder of texts"):
-        TransformersEncoder(str(tmp_path))
-
-
 def test_weights_that_are_not_there_are_not_made_up(tiny_bert, tmp_path):
     from safetensors.torch import load_file, save_file
 

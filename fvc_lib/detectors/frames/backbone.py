@@ -45,11 +45,10 @@ def build_backbone(name: str, weights: Path | None = None, size: int = 224, *, p
             fit, or the detector's network does not take single frames.
     """
     spec = None if BACKBONES.is_own(name) else DETECTORS.get(BACKBONES.check(name))
-    licence = (spec and spec.weights_licence) or "unknown"
-    options = TrunkOptions(name, 1, size, weights, licence, pretrained=pretrained)
+    options = TrunkOptions(name, 1, size, weights, pretrained=pretrained)
     try:
         backbone = BACKBONES.get(name)(options) if spec is None else built_trunk(spec, options)
-        load_once(backbone, weights, licence)
+        load_once(backbone, weights, "unknown")
     except UsageError as error:  # its message names the parameter of the video tasks
         raise UsageError(str(error).replace("model_weights", "backbone_weights")) from error
     if not hasattr(backbone, "stages"):
@@ -78,7 +77,7 @@ def of_classifier(network: nn.Module, options: TrunkOptions) -> PictureTrunk:
         UsageError: as ``without_class_layer``, or the weights do not fit.
     """
     size = without_class_layer(network)
-    loaded = load_weights(network, options.weights, licence=options.licence) if options.weights else None
+    loaded = load_weights(network, options.weights, licence=options.licence)
     blocks = blocks_of(network, "features")
     return PictureTrunk(network, size, colours=IMAGENET, recomputable=blocks, weights=loaded)
 

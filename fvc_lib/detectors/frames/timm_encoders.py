@@ -6,7 +6,7 @@ from functools import cache
 
 from fvc_lib.detectors.network import PictureTrunk, blocks_of
 from fvc_lib.detectors.packages import imported
-from fvc_lib.detectors.weights import LoadedWeights, load_weights
+from fvc_lib.detectors.weights import load_weights
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
@@ -51,22 +51,14 @@ def _build(options: TrunkOptions) -> PictureTrunk:
     network = timm.create_model(name, pretrained=False, num_classes=0, **sized)
     # timm's own function for files of the network's publisher; it also resamples positions for another picture size.
     adapt = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", lambda found, _network: found)
-    loaded: LoadedWeights | None = None
-    if options.weights is not None:
-        loaded = load_weights(
-            network, options.weights, licence=options.licence, adapt=lambda found: adapt(found, network)
-        )
-    trunk = PictureTrunk(
+    loaded = load_weights(network, options.weights, licence=options.licence, adapt=lambda found: adapt(found, network))
+    return PictureTrunk(
         network,
         network.head_hidden_size,
         colours=(declared.mean, declared.std),
         recomputable=blocks_of(network, "blocks", "stages", "layers"),
         weights=loaded,
     )
-    if is_resized and loaded:
-        published = declared.input_size[-1]
-        trunk.notes += (f"published for {published} x {published} pixels: positions are resampled, as timm does",)
-    return trunk
 
 
 @cache
@@ -83,9 +75,10 @@ def _declared(name: str) -> DetectorSpec:
     if not timm.is_model(model):
         raise UsageError(f"model {name!r}: timm has no such network.{did_you_mean(model, timm.list_models())}")
     published = timm.get_pretrained_cfg(model)
-    spec = _by_timm(name, _OWN_NAMES.get(name, ("", ""))[1] or published.paper_name or "as timm's documentation says")
     return replace(
-        spec,
+        _SPEC,
+        name=name,
+        paper=_OWN_NAMES.get(name, ("", ""))[1] or published.paper_name or "as timm's documentation says",
         side=published.input_size[-1],
         normalisation=f"mean {tuple(published.mean)}, deviation {tuple(published.std)}, of fractions of white",
         frame_fit=f"crop:{published.crop_pct}" if published.crop_pct < 1 else "crop",
@@ -96,25 +89,20 @@ def _declared(name: str) -> DetectorSpec:
     )
 
 
-def _by_timm(name: str, paper: str) -> DetectorSpec:
-    return DetectorSpec(
-        name=name,
-        family="timm",
-        paper=paper,
-        bibtex=_BIBTEX,
-        licence="Apache-2.0",
-        num_frames=8,
-        side=224,
-        normalisation="timm's, for each network",
-        micro_batch=2,
-        frame_fit="crop",
-        packages=("timm", "torchvision"),
-        of_name=_declared,
-    )
-
-
-DETECTORS.register(
-    _by_timm(name="timm:NAME", paper="Wightman, PyTorch image models, 2019, and the paper of each network")
+_SPEC = DetectorSpec(
+    name="timm:NAME",
+    family="timm",
+    paper="Wightman, PyTorch image models, 2019, and the paper of each network",
+    bibtex=_BIBTEX,
+    licence="Apache-2.0",
+    num_frames=8,
+    side=224,
+    normalisation="timm's, for each network",
+    micro_batch=2,
+    frame_fit="crop",
+    packages=("timm", "torchvision"),
+    of_name=_declared,
 )
+DETECTORS.register(_SPEC)
 for _name, (_, _paper) in _OWN_NAMES.items():
-    DETECTORS.register(_by_timm(_name, _paper))
+    DETECTORS.register(replace(_SPEC, name=_name, paper=_paper))

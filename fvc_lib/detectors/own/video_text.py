@@ -5,18 +5,17 @@ Only the parts that the configured losses need are built, so every parameter rec
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fvc_lib.detectors.network import built_trunk, recomputable_blocks_of, weights_path
+from fvc_lib.detectors.network import recomputable_blocks_of, trunk_of_config
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD
 from fvc_lib.detectors.texts.transformers_encoders import TransformersEncoder, encoder_folder
 from fvc_lib.engine.task import Outputs
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.registry import DETECTORS, TrunkOptions
+from fvc_lib.services.registry import DETECTORS
 
 # --- A small pre-norm transformer for texts, frames and captions, with the same results in training and evaluation.
 # After A. Vaswani et al., "Attention is all you need" (2017), with the norm before each part (R. Xiong et al., "On
@@ -240,18 +239,6 @@ def positive_pairs(video_index: Tensor, text_index: Tensor) -> Tensor:
     return same_video @ same_text > 0  # the number of samples with this video and this text
 
 
-def softmax_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
-    """Return the softmax contrastive loss, summed over samples, a scalar.
-
-    It is half of the sum of two cross-entropies: of every video over all texts, and of every text over all videos.
-
-    Args:
-        similarities: float (B, B), videos by texts, already multiplied by the scale.
-        positives: bool (B, B), at least one true value in every row and column.
-    """
-    return 0.5 * (_softmax_of_queries(similarities, positives) + _softmax_of_queries(similarities.T, positives.T))
-
-
 def _softmax_of_queries(similarities: Tensor, positives: Tensor) -> Tensor:
     """Return the cross-entropy over candidates, summed over the queries, a scalar.
 
@@ -265,18 +252,6 @@ def _softmax_of_queries(similarities: Tensor, positives: Tensor) -> Tensor:
     """
     wanted = positives.to(similarities.dtype)
     return -(similarities.log_softmax(1) * (wanted / wanted.sum(1, keepdim=True))).sum()
-
-
-def sigmoid_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
-    """Return the binary cross-entropy of whether a video and a text belong together, summed over all pairs, a scalar.
-
-    After X. Zhai et al., "Sigmoid loss for language image pre-training" (SigLIP, ICCV 2023).
-
-    Args:
-        similarities: float (V, T), videos by texts, already multiplied by the scale, with the bias added.
-        positives: bool (V, T), true for pairs that belong together.
-    """
-    return -F.logsigmoid(torch.where(positives, similarities, -similarities)).sum()
 
 
 class SimilarityScale(nn.Module):
@@ -299,12 +274,17 @@ class SimilarityScale(nn.Module):
 
     def forward(self, video: Tensor, text: Tensor) -> Tensor:
         """Return the scaled similarities (V, T) of unit vectors of videos (V, E) and texts (T, E)."""
-        scale: Tensor = _Bounded.apply(self.log_scale).exp()  # type: ignore[no-untyped-call]
-        similarities = video @ text.T * scale
+        with torch.no_grad():  # after the last step, as in CLIP; ``clamp`` in the graph would stop the gradient
+            self.log_scale.clamp_(*LOG_SCALE_BOUNDS)
+        similarities = video @ text.T * self.log_scale.exp()
         return similarities + self.bias if self._loss == "sigmoid" else similarities
 
     def contrastive(self, video: Tensor, text: Tensor, video_index: Tensor, text_index: Tensor) -> Tensor:
         """Return the contrastive loss summed over all B samples, a scalar.
+
+        The sigmoid loss (X. Zhai et al., "Sigmoid loss for language image pre-training", SigLIP, ICCV 2023) is the
+        binary cross-entropy of whether a video and a text belong together, over all pairs. The softmax loss is half of
+        the sum of two cross-entropies: of every video over all texts, and of every text over all videos.
 
         Args:
             video: unit vectors (B, E) of the videos of all samples.
@@ -312,27 +292,10 @@ class SimilarityScale(nn.Module):
             video_index: int64 (B,), equal for equal videos.
             text_index: int64 (B,), equal for equal texts.
         """
-        loss = sigmoid_contrastive if self._loss == "sigmoid" else softmax_contrastive
-        return loss(self(video, text), positive_pairs(video_index, text_index))
-
-
-class _Bounded(torch.autograd.Function):
-    """Clamp to ``LOG_SCALE_BOUNDS``, without a gradient by which a descent step would leave the bounds.
-
-    ``clamp`` has gradient 0 outside the bounds, so that the value would stay there.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        ctx.save_for_backward(value)
-        return value.clamp(*LOG_SCALE_BOUNDS)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (value,) = ctx.saved_tensors
-        (gradient,) = gradients
-        low, high = LOG_SCALE_BOUNDS
-        return gradient.masked_fill(((value <= low) & (gradient > 0)) | ((value >= high) & (gradient < 0)), 0.0)
+        similarities, positives = self(video, text), positive_pairs(video_index, text_index)
+        if self._loss == "sigmoid":
+            return -F.logsigmoid(torch.where(positives, similarities, -similarities)).sum()
+        return 0.5 * (_softmax_of_queries(similarities, positives) + _softmax_of_queries(similarities.T, positives.T))
 
 
 # --- The network
@@ -356,14 +319,10 @@ class VideoEncoder(nn.Module):
 
     def __init__(self, config: RunConfig, width: int, heads: int) -> None:
         super().__init__()
-        spec, clips, weights = DETECTORS.get(config.model), config.clips, weights_path(config.model_weights)
-        licence = spec.weights_licence or "unknown"
-        trunk = built_trunk(spec, TrunkOptions(config.model, clips.num_frames, clips.side, weights, licence))
-        self.trunk = trunk
-        feature_size = getattr(trunk, "frame_feature_size", None) or trunk.num_features
-        self.norm = nn.LayerNorm(feature_size)
-        self.narrow = nn.Linear(feature_size, width)
-        num_places = clips.num_frames if getattr(trunk, "per_frame", True) else 1
+        self.trunk = trunk = trunk_of_config(DETECTORS.get(config.model), config)
+        self.norm = nn.LayerNorm(trunk.frame_feature_size)
+        self.narrow = nn.Linear(trunk.frame_feature_size, width)
+        num_places = config.clips.num_frames if getattr(trunk, "per_frame", True) else 1
         self.transformer = Transformer(width, heads, _TEMPORAL_LAYERS, num_places)
 
     def forward(self, frames: Tensor) -> Tensor:
@@ -431,9 +390,10 @@ class VideoTextNetwork(nn.Module):
         super().__init__()
         self.video = VideoEncoder(config, width, heads)
         self.joint = JointSpace(config, vocabulary_size, width, heads, layers) if config.contrastive_weight else None
-        sizes = {"width": width, "heads": heads, "layers": layers}
         self.captions = (
-            CaptionDecoder(vocabulary_size, config.max_text_tokens, **sizes) if config.caption_weight else None
+            CaptionDecoder(vocabulary_size, config.max_text_tokens, width=width, heads=heads, layers=layers)
+            if config.caption_weight
+            else None
         )
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:

@@ -7,6 +7,7 @@ but no spelling: ``<end>`` in a caption is encoded as letters and brackets.
 
 import os
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,7 @@ class TextTokenizer:
 
         Other marks are skipped; invalid UTF-8 becomes U+FFFD.
         """
-        numbers = [int(number) for number in ids]
-        if END in numbers:
-            numbers = numbers[: numbers.index(END)]
+        numbers = takewhile(lambda number: number != END, map(int, ids))
         tokens = [number - NUM_MARKS for number in numbers if number >= NUM_MARKS]
         return str(self._byte_pairs.decode(tokens, skip_special_tokens=False))
 

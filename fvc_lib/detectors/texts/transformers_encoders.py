@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fvc_lib.detectors.packages import imported
 from fvc_lib.detectors.weights import refuse_nan
+from fvc_lib.engine.oom_detection import first_line
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 
@@ -36,8 +37,7 @@ class TransformersEncoder(nn.Module):
         folder: folder with ``config.json`` and weights, as ``save_pretrained`` writes them.
 
     Raises:
-        UsageError: transformers is not installed, the folder does not exist or holds no text model, or weights are
-            missing.
+        UsageError: transformers is not installed, the folder does not exist or holds no model, or weights are missing.
     """
 
     def __init__(self, folder: str) -> None:
@@ -90,11 +90,6 @@ def _loaded_encoder(folder: str) -> Any:
         model, loading = transformers.AutoModel.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, output_loading_info=True, dtype=torch.float32
         )
-    if model.main_input_name != "input_ids":
-        raise UsageError(
-            f"text_encoder: {folder!r} holds a {type(model).__name__}, wanted an encoder of texts (BERT, RoBERTa, "
-            f"DistilBERT, T5 and the like). Give the folder of one, or use text_encoder {OWN}."
-        )
     if model.config.is_encoder_decoder:
         model = model.get_encoder()
     if "add_pooling_layer" in inspect.signature(type(model).__init__).parameters:
@@ -120,8 +115,7 @@ def _loading(folder: str) -> Iterator[Any]:
     try:
         yield transformers
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
         raise UsageError(
-            f"text_encoder: no model of texts can be read in {folder!r}: {reason}. Give a folder that save_pretrained "
-            f"wrote, with its tokenizer, or use text_encoder {OWN}."
+            f"text_encoder: no model of texts can be read in {folder!r}: {first_line(error)}. Give a folder that "
+            f"save_pretrained wrote, with its tokenizer, or use text_encoder {OWN}."
         ) from error
