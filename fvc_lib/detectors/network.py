@@ -358,8 +358,8 @@ def batch_norms_to_group_norms(network: nn.Module) -> int:
     Returns:
         The number of replaced norms.
     """
-    kind = nn.modules.batchnorm._BatchNorm
-    norms = [(name, part) for name, part in network.named_modules() if isinstance(part, kind)]
+    batch_norm = nn.modules.batchnorm._BatchNorm
+    norms = [(name, part) for name, part in network.named_modules() if isinstance(part, batch_norm)]
     for name, part in norms:
         norm = nn.GroupNorm(math.gcd(32, part.num_features), part.num_features)
         after = [each for each in (getattr(part, "drop", None), getattr(part, "act", None)) if each is not None]

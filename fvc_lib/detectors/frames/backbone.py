@@ -97,8 +97,8 @@ class ImageModel(nn.Module):
     def __init__(self, backbone: Any, num_classes: int, num_targets: int) -> None:
         super().__init__()
         self.backbone = backbone
-        self.class_head = _head(backbone.frame_feature_size, num_classes)
-        self.target_head = _head(backbone.frame_feature_size, num_targets)
+        self.class_head = nn.Linear(backbone.frame_feature_size, num_classes) if num_classes else None
+        self.target_head = nn.Linear(backbone.frame_feature_size, num_targets) if num_targets else None
 
     def recomputable_blocks(self) -> Sequence[nn.Module]:
         """Return the backbone's parts whose activations gradient checkpointing computes again."""
@@ -115,7 +115,3 @@ class ImageModel(nn.Module):
             "class_logits": none if self.class_head is None else self.class_head(features),
             "values": none if self.target_head is None else self.target_head(features),
         }
-
-
-def _head(num_features: int, num_outputs: int) -> nn.Linear | None:
-    return nn.Linear(num_features, num_outputs) if num_outputs else None
