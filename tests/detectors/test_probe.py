@@ -22,7 +22,7 @@ def test_a_probe_sees_the_centre_of_four_frames():
     kinds = {views: RunConfig(model=spec.name, views=views).of_features for views in ("frames", "frames,coding")}
     assert kinds == {"frames": "embedding", "frames,coding": "both"}
     with pytest.raises(UsageError, match="has no trunk"):
-        DETECTORS.get("probe:forensic_boosting")
+        build_detector(RunConfig(model="probe:forensic_boosting"))
 
 
 def test_features_are_statistics_of_every_stage_and_the_output():
