@@ -173,8 +173,10 @@ def most_folds(index: pl.DataFrame) -> int:
     return min(index.filter(label=label)["group_id"].n_unique() for label in LABELS)
 
 
-def refuse_few_groups(videos: pl.DataFrame, num_folds: int) -> None:
+def refuse_few_groups(videos: pl.DataFrame, num_folds: int, groups: str = "groups") -> None:
     """Raise ``DataError`` if ``videos`` (columns group_id, label) have too few groups for ``num_folds`` folds.
+
+    ``groups`` is the word for groups in the message.
 
     Raises:
         DataError: a label occurs in fewer groups than there are folds.
@@ -183,9 +185,9 @@ def refuse_few_groups(videos: pl.DataFrame, num_folds: int) -> None:
     if most < num_folds:
         real, fake = (videos.filter(label=label)["group_id"].n_unique() for label in LABELS)
         raise DataError(
-            f"num_folds: got {num_folds}, but the corpus has {videos['group_id'].n_unique()} groups: {real} with real "
-            f"videos and {fake} with fake videos; every fold needs one of each. Set num_folds to at most {most} (2 is "
-            "the least), or add videos of other events."
+            f"num_folds: got {num_folds}, but the corpus has {videos['group_id'].n_unique()} {groups}: {real} with "
+            f"real videos and {fake} with fake videos; every fold needs one of each. Set num_folds to at most {most} "
+            "(2 is the least), or add videos of other events."
         )
 
 

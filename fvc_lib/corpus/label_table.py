@@ -393,10 +393,4 @@ def _parquet_lines(path: Path) -> list[list[str]]:
     # Sizes are checked again, because the file holds repeated texts only once.
     if sum(frame[name].str.len_bytes().sum() for name in frame.columns if frame.schema[name] == pl.String) > most:
         raise too_large
-    return [frame.columns, *(list(map(_cell, row)) for row in frame.iter_rows())]
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "surrogateescape")
-    return "" if value is None else str(value)
+    return [frame.columns, *(["" if value is None else str(value) for value in row] for row in frame.iter_rows())]

@@ -466,11 +466,7 @@ def _leave_one_source_out(index: pl.DataFrame, column: str, num_folds: int, seed
         DataError: there are fewer separate sources of a label than folds.
     """
     sources = separate_sources(index, column)
-    if (most := most_folds(sources)) < num_folds:
-        raise DataError(
-            f"protocol leave_one_source_out: the rarer label is in {most} separate sources of column {column!r}; "
-            f"wanted {num_folds}, one for each fold. Set num_folds lower, or add sources that share no group."
-        )
+    refuse_few_groups(sources, num_folds, f"separate sources (column {column!r})")
     rows = _parts_of_folds(index, make_folds(sources, num_folds, seed), num_folds)
     return rows.with_columns(reason=pl.when(pl.col("home").is_null()).then(pl.lit(_NO_SOURCE)))
 

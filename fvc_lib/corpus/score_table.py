@@ -202,7 +202,7 @@ def _labelled(name: str, cells: pl.DataFrame, label_map: Mapping[str, str], note
         name: file name of the table, for messages.
         cells: rows of the table with the column ``word``, the label in lower case.
         label_map: maps further labels, in lower case, to real or fake.
-        notes: receives sentences that count the other rows, and the reals with a generator.
+        notes: receives a sentence that counts the other rows.
 
     Raises:
         DataError: no row is labelled real, or none is labelled fake.
@@ -217,8 +217,6 @@ def _labelled(name: str, cells: pl.DataFrame, label_map: Mapping[str, str], note
     if others := cells.height - used.height:
         notes.append(f"{others:,} rows are labelled neither real nor fake and are left out (labels: {counts}).")
     is_real = pl.col("label") == "real"
-    if num_stated := used.filter(is_real)["generator"].count():
-        notes.append(f"The generator of {num_stated:,} reals is read as their source.")
     source = pl.coalesce("real_source", pl.when(is_real).then("generator"))
     return used.with_columns(real_source=source, generator=pl.when(~is_real).then("generator"))
 

@@ -39,29 +39,25 @@ class TarSample:
 def tars_in(corpus: Path) -> list[str]:
     """Return the sorted names of the tars of ``corpus``: a tar, a folder of tars, or a pattern of paths.
 
-    Names are relative to ``tar_folder``. Hidden files are left out. Compressed tars are included, although they cannot
-    be read.
+    Names are relative to the root of ``tar_files``. Hidden files are left out. Compressed tars are included, although
+    they cannot be read.
 
     Raises:
         UsageError: the pattern is unusable (see ``run_paths.tars_of``).
     """
     if is_pattern(corpus):
-        return [str(tar.relative_to(tar_folder(corpus))) for tar in tars_of(corpus)]
+        return [str(tar.relative_to(fixed_folder(corpus))) for tar in tars_of(corpus)]
     paths = [corpus] if corpus.is_file() else sorted(corpus.glob("[!.]*"))
     return [path.name for path in paths if path.name.lower().endswith(_ENDINGS) and path.is_file()]
 
 
-def tar_folder(corpus: Path) -> Path:
-    """Return the folder that holds the tars of ``corpus``: a folder, the path of a tar, or a pattern of paths.
-
-    For a pattern, it is the part of the path before the first name with braces or wildcards.
-    """
-    return fixed_folder(corpus) if is_pattern(corpus) else corpus if corpus.is_dir() else corpus.parent
-
-
 def tar_files(corpus: Path, allow_outside: bool | None = None) -> CorpusFiles:
-    """Return a ``CorpusFiles`` for the videos in ``tar_folder(corpus)``."""
-    return CorpusFiles(tar_folder(corpus), "video", allow_outside)
+    """Return a ``CorpusFiles`` for the videos in the folder that holds the tars of ``corpus``.
+
+    For a pattern of paths, it is the part of the path before the first name with braces or wildcards.
+    """
+    folder = fixed_folder(corpus) if is_pattern(corpus) else corpus if corpus.is_dir() else corpus.parent
+    return CorpusFiles(folder, "video", allow_outside)
 
 
 def tar_samples(corpus: Path, files: CorpusFiles, rejections: Rejections) -> tuple[list[TarSample], tuple[str, ...]]:

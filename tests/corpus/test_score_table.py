@@ -75,7 +75,7 @@ def test_a_matrix_of_several_modalities_is_read_by_its_rows_of_one_with_sources_
     facts = found.videos.select("label", "generator", "real_source").rows()
     assert facts == [("real", None, "phone"), ("fake", "gan", None)]
     assert found.notes[0] == "2 of 3 rows are read: kind=video."
-    assert all(name in found.notes[2].partition("not read")[2] for name in ("lat_a", "lat_b", "prob_of_sounds"))
+    assert all(name in found.notes[1].partition("not read")[2] for name in ("lat_a", "lat_b", "prob_of_sounds"))
     for where, message in (({"kid": "video"}, "no column 'kid'.*Did you mean 'kind'"), ({"kind": "x"}, "2 x 'video'")):
         with pytest.raises(UsageError, match=message):
             read_score_table(path, **{**asked, "where": where})
