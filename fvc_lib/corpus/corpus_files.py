@@ -246,9 +246,7 @@ class CorpusFiles:
             try:
                 mode = os.stat(full).st_mode  # noqa: PTH116
             except NotADirectoryError:  # the path may lead into a tar
-                if self.kind == "image":
-                    return Refusal("unreadable", f"{path!r}: pictures in tars are not read. Unpack the tar.")
-                if not picture_names(full):
+                if self.kind == "image" or not picture_names(full):
                     part_at(Path(full))
                 return None
         except OSError as error:

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from PIL import Image
 
+from fvc_lib.corpus.images import list_images
 from fvc_lib.corpus.index import group_annotations
 from fvc_lib.corpus.listing import Listing, read_corpora, read_corpus
 from fvc_lib.corpus.video_texts import read_tar_pairs, video_text_root
@@ -18,6 +19,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.probe import probe_video
+from fvc_lib.video.decode.still_image import decode_image
 from tests.corpus.indexing import index_of
 from tests.corpus.published import text, touch
 from tests.kits.tars import write_tar
@@ -436,3 +438,12 @@ def test_loose_pictures_alone_and_pictures_without_a_layout_are_refused_with_the
         pictures = folder_of(tmp_path / folder, frames("x", ending="jpg") | {"0.jpg": ""})
         with pytest.raises(UsageError, match=r"real/VIDEO/000\.png or \.jpg"):
             read_corpus(pictures)
+
+
+def test_a_manifest_names_images_in_a_tar(tmp_path):
+    write_tar(tmp_path / "0.tar", {"a.png": picture("a.png")})
+    manifest = text(tmp_path, "m.csv", ["path,label", "0.tar/a.png,x", "0.tar/gone.png,y"])
+    _, _, listing = list_images(manifest)
+    assert [image.path for image in listing.images] == ["0.tar/a.png"]
+    assert listing.rejections.frame()["reason"].to_list() == ["missing_image"]
+    assert decode_image(tmp_path / "0.tar/a.png").shape == (16, 24, 3)
