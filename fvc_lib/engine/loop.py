@@ -23,7 +23,7 @@ from fvc_lib.engine.loading import PlannedBatch, batch_size_of, batches_per_epoc
 from fvc_lib.engine.oom_detection import MicroBatchPlan, OutOfMemory
 from fvc_lib.engine.optimizer import learning_rate_at
 from fvc_lib.engine.random_state import forked_random_state, seed_generators, stable_seed
-from fvc_lib.engine.ranks import Ranks, refuse_unequal_ranks
+from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.step import BatchGradients, BatchTransaction, MemoryExhaustedError, StepLostError, Stepper
 from fvc_lib.engine.task import Accumulator, Batch, LossMean, LossSum, Outputs, SampleSet, Task
 from fvc_lib.engine.training_state import EpochRecord, MetricSink, TrainingCheckpoints, TrainingState, TrainingWatch
@@ -219,7 +219,6 @@ class Engine:
             ranks=self._ranks,
         )
         if self._ranks.size > 1:
-            refuse_unequal_ranks(self._ranks, training_state.numerics(self.compute, self._ranks.size))
             weights = self._ranks.from_leader("weights", partial(training_state.copy_weights, self._model))
             self._model.load_state_dict(weights)
             if self._ranks.rank:
@@ -336,8 +335,6 @@ class Engine:
         state.micro_batches.done(state.step, result.micro_batch)
         state.step += 1
         state.batches_done += 1
-        if state.micro_batch < before:
-            self._watch.micro_batch_lowered(before)
         if math.isfinite(result.loss.total):
             state.epoch_loss.add(result.loss)
         self._watch.step_metrics({"loss": result.loss.mean(), "learning_rate": rate, "gradient_norm": norm})

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fvc_lib.engine.task import LossMean
-from fvc_lib.services.errors import FvcError, StoppedError, UsageError
+from fvc_lib.services.errors import FvcError, StoppedError
 
 # Time limit of an exchange. The death of a rank is noticed at once, because its connections close. The limit is for a
 # rank that hangs or has lost its machine. It is longer than a working rank ever waits for another one.
@@ -284,19 +284,3 @@ def error_named(name: str, message: str) -> FvcError | StoppedError:
     if issubclass(kind or Exception, FvcError | StoppedError):
         return kind(message)  # type: ignore[no-any-return]
     return RankFailedError(f"{message} ({name.rpartition('.')[2]})")
-
-
-def refuse_unequal_ranks(ranks: Ranks, numerics: dict[str, str]) -> None:
-    """Check that the settings on which rounding depends are equal on all ranks.
-
-    If they differed, the ranks' weights would drift apart. ``numerics`` has the settings of this rank, as text by name.
-
-    Raises:
-        UsageError: the settings of two ranks differ.
-    """
-    for rank, other in enumerate(ranks.everyone("numerics", numerics)):
-        if other != numerics:
-            raise UsageError(
-                f"ranks {ranks.rank} and {rank} round differently: {numerics} and {other}. Start all ranks on machines "
-                "of one kind, with the same number of threads (OMP_NUM_THREADS) and the same torch."
-            )

@@ -322,13 +322,6 @@ class TrainingWatch:
             micro_batch_next=event.micro_batch_next,
         )
 
-    def micro_batch_lowered(self, before: int) -> None:
-        """Report that an out-of-memory error lowered the number of samples in memory at once from ``before``."""
-        now = self.state.micro_batch
-        self.step_metrics({"micro_batch": float(now)})
-        message = f"micro-batch {before} -> {now}: out of memory"
-        self._memory.event("micro_batch", message, micro_batch_before=before, micro_batch=now)
-
     def exhausted(self, error: BaseException) -> MemoryExhaustedError:
         """Report an out-of-memory error that a smaller micro-batch cannot avoid, and return the error to raise.
 

@@ -2,8 +2,7 @@
 
 A stage is one notebook of a run; a task is a stage, or one fold of it. A task is up to date when its parameters, inputs
 and code have not changed since it finished, and its outputs are as it wrote them. A training is not repeated if only
-the library's code has changed. Files of earlier attempts are moved to ``superseded``. It keeps every earlier training,
-but only the last attempt of any other stage.
+the library's code has changed. Files of earlier attempts are moved to ``superseded``.
 """
 
 import graphlib
@@ -239,15 +238,10 @@ def line_of_other_code(run: RunPaths, finished: Iterable[Task]) -> str:
 
 
 def set_aside(run: RunPaths, tasks: Iterable[Task]) -> None:
-    """Move every file of ``tasks`` to ``superseded/<number>/`` in the run folder; every call uses a new number.
-
-    Files of a stage that does not train are quickly made again, so the copies before the last are deleted.
-    """
+    """Move every file of ``tasks`` to ``superseded/<number>/`` in the run folder; every call uses a new number."""
     folder = run.next_superseded()
-    for task, path in ((one, path) for one in tasks for path in written_by(run, one) if path.exists()):
+    for path in (path for task in tasks for path in written_by(run, task) if path.exists()):
         target = folder / path.relative_to(run.root)
-        for older in () if task.stage.trains else run.superseded.glob(f"*/{path.relative_to(run.root)}"):
-            older.unlink()
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
 

@@ -312,7 +312,6 @@ class MemoryObserver(Protocol):
         ``device``: the device of the training was chosen.
         ``preflight``: the memory of one step was measured.
         ``out_of_memory``: memory ran out.
-        ``micro_batch``: the number of samples that are computed at once was changed.
         ``step_restored``: memory ran out in an optimizer step, and training went back to the last checkpoint.
         ``near_limit``: nearly all memory is in use.
         ``nonfinite``: a loss, gradient or evaluation had NaN or infinity.

@@ -24,7 +24,6 @@ def no_job(monkeypatch):
         ({"device": "cuda", "num_ranks": 2}, 8, 100, 1),
         ({"device": "cuda", "num_ranks": 4}, 8, 100, 1),
         ({"device": "cuda", "num_folds": 2}, 8, 100, 2),
-        ({"device": "cpu", "use_mlops_pipeline": False}, 8, 100, 1),
     ],
 )
 def test_folds_at_once_is_one_per_core_while_memory_lasts(monkeypatch, asked, cores, gb, expected):

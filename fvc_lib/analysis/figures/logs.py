@@ -67,7 +67,6 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
 _NEAR_FACTOR = 2.5  # a line at a budget of more than this times the peak would flatten all curves
 _MOST_POINTS = 3000  # drawn points of a timeline
 _EVENT_STYLES = {
-    "micro_batch": ("diamond", theme.MODEL),
     "step_restored": ("square", theme.MODEL),
     "near_limit": ("triangle-up", theme.FAKE),
     "out_of_memory": ("x", theme.NOT_ABOVE_CONTROL),

@@ -20,11 +20,8 @@ def folds_at_once(config: RunConfig) -> int:
     """Return how many folds to train at once on this machine by default, at least 1.
 
     On CPUs every rank (process of a training) needs a core, and every fold needs 2 GB of memory. On GPUs every rank
-    needs a GPU. The number is never larger than the run's number of trainings. It is 1 if ``use_mlops_pipeline`` is
-    false, because tasks then run one after the other.
+    needs a GPU. The number is never larger than the run's number of trainings.
     """
-    if not config.use_mlops_pipeline:
-        return 1
     if on_gpu(config):
         at_most = most_of_ranks_at_once(config) or len(visible_gpus()) // config.num_ranks
         return max(1, min(at_most, config.num_trainings))

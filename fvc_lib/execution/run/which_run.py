@@ -14,7 +14,7 @@ from typing import Any
 
 from fvc_lib.execution.plan import PlannedTask, begin_training_state, written_by
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.execution.run.status import RunState, is_worked_on, read_status
+from fvc_lib.execution.run.status import RunState, is_worked_on
 from fvc_lib.execution.stages import (
     STAGE_PARAMETERS,
     Task,
@@ -210,8 +210,7 @@ def tasks_of_fork(plan: Sequence[PlannedTask]) -> list[Task]:
 
 
 def take_over(ancestor: RunPaths, fork: RunPaths, copied: Sequence[Task]) -> None:
-    """Copy all files and statuses of the tasks ``copied`` from the run ``ancestor`` into the run ``fork``."""
-    before, status = read_status(ancestor), read_status(fork)
+    """Copy all files of the tasks ``copied`` from the run ``ancestor`` into the run ``fork``."""
     for task in copied:
         for path in written_by(ancestor, task):
             target = fork.root / path.relative_to(ancestor.root)
@@ -220,9 +219,6 @@ def take_over(ancestor: RunPaths, fork: RunPaths, copied: Sequence[Task]) -> Non
                 shutil.copytree(path, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.tmp"))
             elif path.is_file():
                 shutil.copyfile(path, target)
-        if task.key in before.stages:
-            status.stages[task.key] = before.stages[task.key]
-    status.write(fork)
 
 
 # Runs of notebooks
