@@ -17,7 +17,7 @@ from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, PREDICTIONS, read_t
 from fvc_lib.services.tasks import FINAL_TRAINING
 from fvc_lib.tasks.bundle import write_bundle
 from fvc_lib.tasks.predicting import Standing, predictor_of
-from fvc_lib.tasks.video import data
+from fvc_lib.tasks.video.controls import rows_to_train_on
 from fvc_lib.tasks.video.predicting import held_back, write_features
 from fvc_lib.tasks.video.training import read_fold, train_fold
 from fvc_lib.tasks.video.verdicts.evidence import NO_NETWORK, file_evidence
@@ -84,7 +84,7 @@ def test_videos_of_any_training_of_a_protocol_take_part(run):
     parts = [("a", 0, "train"), ("a", 1, "left_out"), ("b", 0, "test"), ("b", 1, "train"), ("c", 0, "left_out")]
     rows = [(f"video{v}{'x' * 8}", v, "real" if v == "a" else "fake", fold, part) for v, fold, part in parts]
     table = pl.DataFrame(rows, schema=["video_id", "group_id", "label", "fold", "part"], orient="row")
-    rows = data.rows_to_train_on(table, run_config(run.params_yaml).model_copy(update={"protocol": "official"}), None)
+    rows = rows_to_train_on(table, run_config(run.params_yaml).model_copy(update={"protocol": "official"}), None)
     assert rows.folds["group_id"].to_list() == ["a", "b"]
 
 

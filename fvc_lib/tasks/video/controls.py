@@ -29,7 +29,7 @@ import polars as pl
 from threadpoolctl import threadpool_limits
 
 from fvc_lib.corpus.folds import TrainingRows, make_folds, most_folds
-from fvc_lib.corpus.protocols import Tells, training_rows
+from fvc_lib.corpus.protocols import Tells, all_rows, training_rows
 from fvc_lib.detectors.classical import boosting
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, roc_auc
 from fvc_lib.metrics.cross_validation import measure_over_folds
@@ -132,6 +132,26 @@ def all_controls(
     return controls if shuffled is None else {**controls, SHUFFLED_LABELS: shuffled}
 
 
+def rows_to_train_on(table: pl.DataFrame, config: RunConfig, fold: int | None) -> TrainingRows:
+    """Return the rows of training ``fold``, with shuffled labels if the run asks for them.
+
+    Args:
+        table: FOLDS for protocol ``kfold``, else PROTOCOL.
+        config: protocol, seed, and whether labels are shuffled.
+        fold: number of the outer fold; None: the network trained on all groups.
+    """
+    if config.protocol == KFOLD:
+        rows = TrainingRows(table)
+    else:
+        rows = all_rows(table) if fold is None else training_rows(table, fold)
+    if not config.shuffle_labels:
+        return rows
+    from fvc_lib.engine.random_state import stable_seed  # brings torch
+
+    # Groups exchange labels within an outer fold only, so labels of one fold reveal nothing about those of another.
+    return rows.shuffled(stable_seed("shuffle_labels", config.seed))
+
+
 def trainings_of(protocol: pl.DataFrame | None, config: RunConfig, left_out: Collection[str] = ()) -> Trainings:
     """Return one FOLDS table per training of a protocol, with the labels that the training learns.
 
@@ -146,8 +166,6 @@ def trainings_of(protocol: pl.DataFrame | None, config: RunConfig, left_out: Col
     """
     if protocol is None or config.protocol == KFOLD:
         return None
-    from fvc_lib.tasks.video.data import rows_to_train_on  # brings torch
-
     is_used = ~pl.col("video_id").is_in(sorted(left_out))
     numbers = range(config.num_trainings)
     return [rows_to_train_on(protocol, config, number).folds.filter(is_used) for number in numbers]

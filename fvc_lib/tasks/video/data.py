@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fvc_lib.corpus.folds import TrainingRows, make_folds, most_folds
-from fvc_lib.corpus.protocols import all_rows, training_rows
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, Sample
 from fvc_lib.metrics.classification import IntArray
@@ -22,7 +21,7 @@ from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import LABELS
-from fvc_lib.services.tasks import CONTROL_TRAININGS, KFOLD, REAL_SOURCES, SHUFFLED_LABELS
+from fvc_lib.services.tasks import CONTROL_TRAININGS, REAL_SOURCES, SHUFFLED_LABELS
 from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels
 from fvc_lib.tasks.video.calibration import RecordedSelection
 from fvc_lib.tasks.video.controls import of_two_sources
@@ -333,22 +332,6 @@ def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
 def made_clips(made: pl.DataFrame) -> list[tuple[str, int]]:
     """Return the sorted (video id, augmentation index) of every clip that ``made`` (AUGMENTED) lists."""
     return sorted(set(made.select("video_id", "augmentation_index").iter_rows()))
-
-
-def rows_to_train_on(table: pl.DataFrame, config: RunConfig, fold: int | None) -> TrainingRows:
-    """Return the rows of training ``fold``, with shuffled labels if the run asks for them.
-
-    Args:
-        table: FOLDS for protocol ``kfold``, else PROTOCOL.
-        config: protocol, seed, and whether labels are shuffled.
-        fold: number of the outer fold; None: the network trained on all groups.
-    """
-    if config.protocol == KFOLD:
-        rows = TrainingRows(table)
-    else:
-        rows = all_rows(table) if fold is None else training_rows(table, fold)
-    # Groups exchange labels within an outer fold only, so labels of one fold reveal nothing about those of another.
-    return rows.shuffled(stable_seed("shuffle_labels", config.seed)) if config.shuffle_labels else rows
 
 
 def with_counterparts(clips: FoldClips, index: pl.DataFrame) -> FoldClips:

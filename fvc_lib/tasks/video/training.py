@@ -70,6 +70,7 @@ from fvc_lib.tasks.shared_training import (
 )
 from fvc_lib.tasks.video import classical, data
 from fvc_lib.tasks.video.calibration import RecordedSelection, Selection, held_out_loss
+from fvc_lib.tasks.video.controls import rows_to_train_on
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource, FoldClips
 from fvc_lib.tasks.video.features import with_features
 from fvc_lib.tasks.video.results import forensic_features, scores_across_sources
@@ -197,7 +198,7 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any
             was deleted; or ``wavelet_bands`` finds no fake with a real counterpart.
     """
     table = read_table(paths.folds, FOLDS) if config.protocol == KFOLD else read_table(paths.protocol, PROTOCOL)
-    rows = data.rows_to_train_on(table, config, fold)
+    rows = rows_to_train_on(table, config, fold)
     known = list[tuple[str, int]]()
     source: Any = None
     if config.of_features != "forensic":
