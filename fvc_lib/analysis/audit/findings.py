@@ -8,12 +8,11 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.analysis.audit.numbers import LEAST_ANSWERED, Audit, ends_of
-from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, Score, interval_cautions, what_to_do
-from fvc_lib.analysis.wording import count_text, interval_text, metric_name, number_text, source_name
+from fvc_lib.analysis.audit.numbers import LEAST_ANSWERED, MEASURE, Audit, ends_of
+from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, floor_margin, interval_cautions, judge
+from fvc_lib.analysis.wording import count_text, interval_text, metric_name, number_text
 from fvc_lib.metrics.cross_validation import DECISION_METRICS, PROBABILITY_METRICS, RANKING_METRICS
 from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE
-from fvc_lib.metrics.intervals import is_above_control
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.tables import csv_for_people
 
@@ -47,8 +46,8 @@ def answer(audit: Audit) -> list[str]:
     if audit.apart:
         left, names = count_text(len(audit.apart), "detector"), ", ".join(audit.apart)
         lines.append(f"{left} answered less than {LEAST_ANSWERED:.0%} of the videos and cannot be compared: {names}.")
-    lines.append(_against_controls(audit, first))
-    lines += _floor(audit, first)
+    scores = audit.scores(first)
+    lines += [judge(scores, measure=MEASURE).sentence, *floor_margin(scores)]
     worst = audit.slices.filter(~pl.col("is_small"), detector=first).drop_nulls("auc").head(1)
     for by, value, auc, low, high in worst.select("slice_by", "value", "auc", "low", "high").rows():
         lines.append(f"Its worst {by.replace('_', ' ')} is {value!r}: {interval_text(auc, low, high)}.")
@@ -87,33 +86,6 @@ def _against_others(audit: Audit, first: str) -> str:
         left = count_text(unanswered, "video")
         return f"It is better than every other ({on}) there, but left {left} unanswered: call it no winner."
     return f"It is shown to be better than every other ({on})."
-
-
-def _against_controls(audit: Audit, first: str) -> str:
-    honest = audit.honest_controls(first).sort("is_above", -pl.col("value"))
-    if honest.is_empty():
-        return "No control could be computed: nothing says that this number comes from looking at the videos."
-    control = Score(*honest.select("source", "value", "low", "high").row(0))
-    name = f"{source_name(control.source)} ({interval_text(control.value, control.low, control.high)})"
-    if not honest["is_above"].all():
-        why = what_to_do(control) or "What tells the labels need not be in the pictures."
-        return f"It is not above its best control, {name}. {why}"
-    if audit.above_controls(first) is None:
-        missing = "That it is above metadata and clip length is not shown: they need the videos (--corpus)."
-        return f"It is above the controls that need no videos; the best is {name}. {missing}"
-    return f"It is above every control; the best is {name}."
-
-
-def _floor(audit: Audit, first: str) -> list[str]:
-    lines, (value, low, _) = [], audit.compared(first)
-    for row in audit.floors.filter(detector=first).iter_rows(named=True):
-        is_above = is_above_control(value, low, row["value"], row["high"])
-        standing = "above that floor" if is_above else "not shown to be above that floor: it may recognise sources"
-        number = interval_text(row["value"], row["low"], row["high"])
-        sources = f"{row['higher']!r} from {row['lower']!r}"
-        lines.append(f"It tells two sources of reals apart, {sources}, with {number}, where 0.5 would be right.")
-        lines.append(f"Its number is {standing}.")
-    return lines
 
 
 def cautions(audit: Audit, *, has_groups: bool, notes: Sequence[str] = ()) -> list[str]:
@@ -160,12 +132,11 @@ def cautions(audit: Audit, *, has_groups: bool, notes: Sequence[str] = ()) -> li
 
 
 HEADINGS = {
-    "auc": "ROC AUC", "floors": "Real-versus-real floor", "above_controls": "Above controls",
+    "auc": "ROC AUC", "floors": "Real-versus-real floor", "standing": "Verdict",
     "shuffled": "Labels dealt to other groups", "answered_share": "Answered (%)", "called_share": "Called fake (%)",
     "fpr": "Reals called fake", "tpr": "Fakes found", "holm_p": "Holm p", "difference": "Second minus first",
     "is_shown": "Shown", "num_videos": "Videos", "num_groups": "Groups",
 }  # fmt: skip
-_STANDINGS = {True: "yes", False: "no", None: "not shown"}
 
 
 def table_lines(audit: Audit) -> list[str]:
@@ -190,7 +161,7 @@ def main_table(audit: Audit) -> pl.DataFrame:
       ``Settings.decides_at``. Null if there are too few reals to choose it.
     - ``floors``: ROC AUC with which the scores tell two sources of real videos apart; left out if not known.
     - ``shuffled``: ROC AUC after labels were shuffled between groups.
-    - ``above_controls``: "yes", "no" or "not shown". Controls are simple predictors.
+    - ``standing``: the verdict against the controls (simple predictors), such as "not shown".
     """
     decided = audit.thresholds.filter("is_resolved", point=audit.settings.decides_at)
     rows = []
@@ -201,7 +172,7 @@ def main_table(audit: Audit) -> pl.DataFrame:
         for column in ("floors", "shuffled"):
             if ends := ends_of(getattr(audit, column).filter(detector=name)):
                 row[column] = interval_text(*ends)
-        rows.append(row | {"above_controls": _STANDINGS[audit.above_controls(name)]})
+        rows.append(row | {"standing": judge(audit.scores(name), measure=MEASURE).standing})
     shares = audit.coverage.select("detector", "answered_share")
     return pl.DataFrame(rows, infer_schema_length=None).join(shares, on="detector", maintain_order="left")
 

@@ -17,10 +17,12 @@ import numpy.typing as npt
 import polars as pl
 
 from fvc_lib.analysis.read.headline import (
-    DISHONEST_CONTROLS,
     HEADLINE_METRIC as MAIN_METRIC,
     LENGTH_ONLY,
     METADATA_ONLY,
+    REAL_SOURCE_FLOOR,
+    Measure,
+    Score,
 )
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, decide, roc_auc
 from fvc_lib.metrics.cross_validation import (
@@ -52,7 +54,8 @@ LEAST_ANSWERED = 0.9  # share of the videos that a detector must answer to be co
 SMALL_BELOW_GROUPS = 20
 NOT_KNOWN, ALL_OTHERS = "not known", "all others"
 _MOST_SLICES = 12
-_NEED_VIDEOS = {METADATA_ONLY, LENGTH_ONLY}  # without these controls, no detector counts as above all controls
+# Without these controls, which need the videos, no detector counts as above its controls.
+MEASURE = Measure("ROC AUC", "video", strict_controls=dict.fromkeys((METADATA_ONLY, LENGTH_ONLY), "--corpus VIDEOS"))
 
 Groups = npt.NDArray[np.object_]
 Mask = npt.NDArray[np.bool_]
@@ -192,26 +195,18 @@ class Audit:
         """Return the value of ``column`` in the row of ``detector`` in ``coverage``."""
         return self.coverage.filter(detector=detector)[column].item()
 
-    def honest_controls(self, detector: str) -> pl.DataFrame:
-        """Return the rows of ``controls`` that ``detector`` must be above, one row per control.
+    def scores(self, detector: str) -> list[Score]:
+        """Return what ``headline.judge`` compares: the ROC AUC of ``detector``, of its controls, and of its floor.
 
-        Controls without a value are left out. So are controls whose training and test videos share groups
-        (``DISHONEST_CONTROLS``).
+        A control may lack some videos. The ROC AUC of the detector is then the one with the lowest interval among those
+        on the videos of single controls.
         """
-        is_honest = ~pl.col("source").is_in(list(DISHONEST_CONTROLS))
-        return self.controls.filter(is_honest, detector=detector).drop_nulls("value")
-
-    def above_controls(self, detector: str) -> bool | None:
-        """Return True if ``detector`` is above every control in ``honest_controls``, and False if it is not.
-
-        Return None if this cannot be decided: the detector is above all controls that have a value, but the control
-        from metadata or the one from clip length has none. These two are computed from the video files, which an audit
-        of scores may lack.
-        """
-        honest = self.honest_controls(detector)
-        if not honest["is_above"].all():
-            return False
-        return True if set(honest["source"]) >= _NEED_VIDEOS else None
+        controls = self.controls.filter(detector=detector)
+        on_the_same = controls.sort("detector_low").select("detector_value", "detector_low", "detector_high").rows()
+        model = on_the_same[0] if on_the_same else self.compared(detector)
+        known = [("model", *model), *controls.select("source", "value", "low", "high").rows()]
+        floors = self.floors.filter(detector=detector).select(pl.lit(REAL_SOURCE_FLOOR), "value", "low", "high")
+        return [Score(*row) for row in (*known, *floors.rows())]
 
 
 def ends_of(rows: pl.DataFrame) -> Ends | None:

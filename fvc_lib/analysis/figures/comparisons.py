@@ -7,7 +7,7 @@ for testing only. A control is a simple predictor that the model must beat.
 import plotly.graph_objects as go
 import polars as pl
 
-from fvc_lib.analysis.audit.numbers import Audit
+from fvc_lib.analysis.audit.numbers import MEASURE, Audit
 from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Shown
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import Row
@@ -142,7 +142,8 @@ def detectors_figure(audit: Audit) -> go.Figure:
     rows = []
     for detector in audit.detectors:
         tick = figure_text(theme.shortened(detector, 26)) + " (apart)" * (detector in audit.apart)
-        rows.append(Row(tick, *audit.compared(detector), hollow=not audit.above_controls(detector)))
+        standing = judge(audit.scores(detector), measure=MEASURE).standing
+        rows.append(Row(tick, *audit.compared(detector), hollow=standing != "above control"))
     controls = audit.controls.filter(detector=first).select("source", "value", "low", "high")
     for source, value, low, high in controls.iter_rows():
         tick = figure_text(source_name(source))
