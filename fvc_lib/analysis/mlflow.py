@@ -19,15 +19,13 @@ import datetime
 import functools
 import hashlib
 import importlib
-import json
 import math
 import os
 import re
 import shlex
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -35,20 +33,18 @@ from urllib.parse import unquote
 import polars as pl
 
 import fvc_lib
-from fvc_lib.analysis.read.headline import ReportHeadline
-from fvc_lib.analysis.read.runs import Answer, as_list
+from fvc_lib.analysis.read.headline import ReportHeadline, run_headline
+from fvc_lib.analysis.read.queries import SQL_TABLES
+from fvc_lib.analysis.read.runs import Answer, as_list, run_status
 from fvc_lib.analysis.wording import clean_text, count_text
-from fvc_lib.services.atomic_files import (
-    as_mapping,
-    as_text,
-    sha256_of_json,
-)
+from fvc_lib.services.atomic_files import as_mapping, as_text, read_json_object, sha256_of_json
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.home import HOME, IS_CHECKOUT
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import csv_for_people
 from fvc_lib.services.tasks import FOLD_TRAINING
 
-# --- The content of an export, without MLflow
+# --- What is exported, without MLflow
 
 # The most characters of a key (MLflow allows 250) and of the value of a parameter or tag (mlflow.utils.validation).
 MAX_KEY, MAX_TEXT = 240, 6_000
@@ -64,80 +60,6 @@ _STATUSES = {
 
 
 Point = tuple[str, int, int, float]  # key, step, milliseconds, value
-
-
-@dataclass(frozen=True)
-class RunContent:
-    """Everything of a run that is exported to MLflow.
-
-    Attributes:
-        experiment: name of the experiment.
-        run_id: id of the run.
-        status: state of the run as MLflow names it, such as ``FINISHED``.
-        times: ``(start, end)`` of the run in milliseconds since 1970 (UTC). 0 if not recorded.
-        params: parameters by name, as text.
-        tags: tags by name, as text.
-        points: metric values as ``(key, step, milliseconds since 1970, value)``, at most one per key and step.
-        files: paths of the report, the parameters and other files of the run that exist.
-        tables: maps the path of an artifact to its CSV text.
-        notes: sentences on files that could not be read.
-    """
-
-    experiment: str
-    run_id: str
-    status: str
-    times: tuple[int, int]
-    params: Mapping[str, str]
-    tags: Mapping[str, str]
-    points: Sequence[Point]
-    files: Sequence[Path]
-    tables: Mapping[str, str]
-    notes: tuple[str, ...]
-
-
-def content_of(
-    headline: ReportHeadline,
-    record: Mapping[str, Any],
-    status: Mapping[str, Any],
-    tables: Mapping[str, Answer],
-    files: Sequence[Path],
-) -> RunContent:
-    """Return everything of a run that is exported to MLflow.
-
-    The ``run_id`` in ``run.json`` identifies a run, so a renamed or copied folder counts as the same run.
-
-    Args:
-        headline: headline of the run, with its verdict and cautions.
-        record: content of ``run.json``.
-        status: outcome of ``runs.run_status``.
-        tables: maps each name in ``TABLES`` to its rows, read with ``queries.SQL_TABLES``.
-        files: files to export. Those that do not exist are left out.
-    """
-    run_id = stored_text(as_text(record.get("run_id")) or headline.run_id)
-    experiment = stored_text(as_text(record.get("experiment")) or headline.experiment)
-    began = _milliseconds(status.get("started_utc"))
-    ended = _milliseconds(status.get("finished_utc")) or began
-    frames = {name: answer.frame for name, answer in tables.items()}
-    points = _points(frames["metrics"], frames["results"], frames["task_results"], ended)
-    notes = [*headline.notes, *(note for answer in tables.values() for note in answer.notes)]
-    # As CSV, which MLflow's pages show as a table.
-    stored = {name: frame.drop("run_id") for name, frame in frames.items() if name in _STORED and frame.height}
-    parameters = frames["parameters"].select("parameter", "value").iter_rows()
-    texts = {key_of(stored_text(name)): stored_text(value)[:MAX_TEXT] for name, value in parameters}
-    own_tags = {"fvc.run_id": run_id, RUN_KEY: sha256_of_json([experiment, run_id])}
-    csv_files = {f"tables/{name}.csv": csv_for_people(frame) for name, frame in stored.items()}
-    return RunContent(
-        experiment,
-        run_id,
-        _STATUSES.get(str(status.get("state")), "KILLED"),
-        (began, ended),
-        texts,
-        {**run_tags(headline, record), **own_tags},
-        points,
-        [path for path in files if path.is_file()],
-        csv_files,
-        tuple(dict.fromkeys(notes)),
-    )
 
 
 @functools.cache
@@ -156,31 +78,21 @@ def key_of(*parts: str) -> str:
     return key if len(key) <= MAX_KEY else f"{key[: MAX_KEY - 20]}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
-def stored_text(value: object) -> str:
-    """Return ``value`` as text that MLflow can store: strings as they are, other values as JSON.
-
-    Lone surrogates and NUL characters are escaped.
-    """
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
-
-
 def _milliseconds(utc: object) -> int:
     return int(datetime.datetime.fromisoformat(utc).timestamp() * 1000) if isinstance(utc, str) else 0
 
 
-def _points(curves: pl.DataFrame, results: pl.DataFrame, task_results: pl.DataFrame, ended: int) -> list[Point]:
+def points_of(tables: Mapping[str, Answer], ended: int) -> list[Point]:
     """Return the logged metrics and the results as points ``(key, step, milliseconds, value)`` for MLflow.
 
     A result gives up to three points: its value and both ends of its interval. If several points have the same key and
     step, the last is returned. Undefined and infinite values are NaN.
 
     Args:
-        curves: rows of ``queries.learning_curves``.
-        results: rows of RESULTS.
-        task_results: rows of TASK_RESULTS.
+        tables: maps each name in ``TABLES`` to its rows, read with ``queries.SQL_TABLES``.
         ended: end of the run in milliseconds since 1970, the time of results and of log lines without a time.
     """
+    curves, results, task_results = (tables[name].frame for name in ("metrics", "results", "task_results"))
     place = pl.when(stage=FOLD_TRAINING).then(pl.format("fold_{}", "fold")).otherwise("stage").fill_null("")
     time = (pl.col("ts") * 1000).round().cast(pl.Int64, strict=False).clip(0, 2**50).fill_null(ended)
     logged = curves.select(place, "phase", "metric", "step", time, pl.col("value").fill_null(math.nan)).rows()
@@ -208,9 +120,9 @@ def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, s
     verdict = headline.verdict
     attempts = as_list(record.get("attempts")) or [{}]
     code = as_mapping(as_mapping(attempts[-1]).get("code"))
-    note = [f"**{verdict.standing}**: {_markdown(verdict.sentence)}", *map(_markdown, headline.cautions)]
+    note = [f"**{verdict.standing}**: {verdict.sentence}", *headline.cautions]
     tags = {
-        "mlflow.note.content": "\n\n".join(note),
+        "mlflow.note.content": "\n\n".join(map(clean_text, note)),
         "mlflow.source.name": "run_notebooks.py",
         "mlflow.source.type": "LOCAL",
         "mlflow.source.git.commit": code.get("commit"),
@@ -220,12 +132,7 @@ def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, s
         "fvc.corpus": headline.corpus,
         "fvc.config_hash": record.get("config_hash"),
     }
-    return {name: stored_text(value)[:MAX_TEXT] for name, value in tags.items() if value}
-
-
-def _markdown(text: str) -> str:
-    """Return ``text`` on one line, escaped for Markdown."""
-    return re.sub(r"([\\`_\[\]<>&|~$])", r"\\\1", clean_text(text))
+    return {name: str(value)[:MAX_TEXT] for name, value in tags.items() if value}
 
 
 # --- The export
@@ -238,61 +145,91 @@ class RunExport:
     step adds results and files, and removes earlier exports of the same run.
 
     Args:
+        run: the run.
         tracking_uri: address of MLflow, a database or a server.
     """
 
-    def __init__(self, tracking_uri: str) -> None:
+    def __init__(self, run: RunPaths, tracking_uri: str) -> None:
+        self.run = run
         self.tracking_uri = tracking_uri
         self._run_id = ""
         self._earlier = list[str]()
         self._sent = set[tuple[str, int]]()
 
-    def update(self, content: RunContent) -> None:
-        """Log what is new of a run: parameters, tags, and the points that were not logged yet.
+    def read(self) -> None:
+        """Read what the run has recorded so far.
+
+        The ``run_id`` in ``run.json`` identifies a run, so a renamed or copied folder counts as the same run.
+        """
+        self.record = read_json_object(self.run.run_json)
+        self.status = run_status(self.run)
+        self.headline = run_headline(self.run)
+        self.run_id = as_text(self.record.get("run_id")) or self.headline.run_id
+        self.experiment = as_text(self.record.get("experiment")) or self.headline.experiment
+        self.tables = {name: SQL_TABLES[name]([self.run]) for name in TABLES}
+        self.began = _milliseconds(self.status.get("started_utc"))
+        self.ended = _milliseconds(self.status.get("finished_utc")) or self.began
+        self.points = points_of(self.tables, self.ended)
+
+    def update(self) -> None:
+        """Log what is new of the run: parameters, tags, and the points that were not logged yet.
 
         Raises:
             UsageError: MLflow is not installed.
             TrackingError: MLflow refused or cannot be reached. A later call logs what is missing.
         """
+        self.read()
+        own_tags = {"fvc.run_id": self.run_id, RUN_KEY: sha256_of_json([self.experiment, self.run_id])}
+        tags = {**run_tags(self.headline, self.record), **own_tags}
+        parameters = self.tables["parameters"].frame.select("parameter", "value").rows()
         with connected(self.tracking_uri) as client:
             if not self._run_id:
-                experiment = experiment_id(client, content.experiment, self.tracking_uri)
-                known = client.search_runs([experiment], f"tags.`{RUN_KEY}` = '{content.tags[RUN_KEY]}'")
+                experiment = experiment_id(client, self.experiment, self.tracking_uri)
+                known = client.search_runs([experiment], f"tags.`{RUN_KEY}` = '{tags[RUN_KEY]}'")
                 self._earlier = [str(run.info.run_id) for run in known]
-                begin, name = content.times[0], content.run_id[:MAX_KEY]
-                created = client.create_run(experiment, start_time=begin, tags=content.tags, run_name=name)
+                name = self.run_id[:MAX_KEY]
+                created = client.create_run(experiment, start_time=self.began, tags=tags, run_name=name)
                 self._run_id = str(created.info.run_id)
             entities = importlib.import_module("mlflow.entities")
-            new = [point for point in content.points if point[:2] not in self._sent]
-            metrics = [entities.Metric(key, value, time, step) for key, step, time, value in new]
-            params = [entities.Param(*param) for param in content.params.items()]
-            tags = [entities.RunTag(*tag) for tag in content.tags.items()]
+            new = [point for point in self.points if point[:2] not in self._sent]
             # MLflow splits these lists into batches that the server accepts.
-            client.log_batch(self._run_id, metrics=metrics, params=params, tags=tags)
+            client.log_batch(
+                self._run_id,
+                metrics=[entities.Metric(key, value, time, step) for key, step, time, value in new],
+                params=[entities.Param(key_of(name), value[:MAX_TEXT]) for name, value in parameters],
+                tags=[entities.RunTag(*tag) for tag in tags.items()],
+            )
             self._sent.update(point[:2] for point in new)
 
-    def finish(self, content: RunContent, bundle: Path | None = None) -> list[str]:
+    def finish(self, bundle: Path | None = None) -> list[str]:
         """Log what is missing, and the model as a pyfunc model if there is a ``bundle``; errors as ``update``.
 
         Returns:
             Lines for the terminal: the number of exported values, and notes on files that could not be read.
         """
-        self.update(content)
+        self.update()
+        run = self.run
+        records = [run.params_yaml, run.run_json, run.status_json, run.code_patch, run.robustness_results]
+        files = [run.report_html, *records]  # its figures have still pictures: plotly.js stays in the runs folder
+        # As CSV, which MLflow's pages show as a table.
+        stored = {name: self.tables[name].frame for name in _STORED if self.tables[name].frame.height}
+        status = _STATUSES.get(str(self.status.get("state")), "KILLED")
         with connected(self.tracking_uri) as client:
-            for path in content.files:
+            for path in filter(Path.is_file, files):
                 client.log_artifact(self._run_id, str(path))
-            for name, text in content.tables.items():
-                client.log_text(self._run_id, text, name)
+            for name, frame in stored.items():
+                client.log_text(self._run_id, csv_for_people(frame.drop("run_id")), f"tables/{name}.csv")
             if bundle is not None:
                 _log_model(client, self._run_id, bundle)
-            if content.status != "RUNNING":
-                client.set_terminated(self._run_id, status=content.status, end_time=content.times[1])
+            if status != "RUNNING":
+                client.set_terminated(self._run_id, status=status, end_time=self.ended)
             for run_id in self._earlier:  # after the new export, so that MLflow always holds a complete one
                 client.delete_run(run_id)
         replaced = f" in place of {count_text(len(self._earlier), 'earlier export')}" if self._earlier else ""
-        what = f"{count_text(len(content.points), 'metric value')} exported{replaced}"
-        head = f"{content.run_id}: experiment {content.experiment!r} of {shown_uri(self.tracking_uri)}, {what}"
-        return [head, *(f"  note: {note}" for note in content.notes)]
+        what = f"{count_text(len(self.points), 'metric value')} exported{replaced}"
+        head = f"{self.run_id}: experiment {self.experiment!r} of {shown_uri(self.tracking_uri)}, {what}"
+        notes = dict.fromkeys([*self.headline.notes, *(note for table in self.tables.values() for note in table.notes)])
+        return [head, *(f"  note: {note}" for note in notes)]
 
 
 def _log_model(client: Any, run_id: str, bundle: Path) -> None:

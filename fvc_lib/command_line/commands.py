@@ -31,7 +31,7 @@ from fvc_lib.execution.run.task import what_happened, what_next
 from fvc_lib.execution.run.which_run import given_values
 from fvc_lib.execution.slurm import JobState, job_states, submitted_jobs
 from fvc_lib.execution.stages import Notebook
-from fvc_lib.services.atomic_files import read_json_object, size_of
+from fvc_lib.services.atomic_files import size_of
 from fvc_lib.services.config import DEFAULTS, RunConfig, meaning
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config
@@ -41,7 +41,7 @@ from fvc_lib.services.run_paths import RunPaths, find_run, find_run_or_ensemble,
 from fvc_lib.services.tasks import DEFAULT_TASK, STAGES
 
 if TYPE_CHECKING:
-    from fvc_lib.analysis.mlflow import RunContent, RunExport
+    from fvc_lib.analysis.mlflow import RunExport
 
 
 @click.command()
@@ -383,7 +383,7 @@ def export(
     if of_mlflow:
         named = model_and_alias(register) if register is not None else None
         for run in [find_run(runs_dir, name) for name in names]:
-            _export(run, RunExport(tracking_uri or default_tracking_uri(run.root.parent.parent)), named)
+            _export(RunExport(run, tracking_uri or default_tracking_uri(run.root.parent.parent)), named)
         return
     found = find_run_or_ensemble(runs_dir, names[0])
     target = (to or Path(f"bundle_{found.run_id}")).expanduser().absolute()
@@ -391,11 +391,10 @@ def export(
     click.echo(f"bundle {target}: {count_text(num_networks, 'network')}, {size_of(target) / 1e6:.1f} MB\n  {sentence}")
 
 
-def _export(run: RunPaths, export: "RunExport", named: tuple[str, str] | None = None) -> None:
+def _export(export: "RunExport", named: tuple[str, str] | None = None) -> None:
     """Finish the export of a run to MLflow, with its model if it is done, and print what was exported.
 
     Args:
-        run: the run.
         export: the export, which may have logged the run while it worked.
         named: ``(model, alias)`` to register the run's bundle under; None: it is not registered.
 
@@ -404,6 +403,7 @@ def _export(run: RunPaths, export: "RunExport", named: tuple[str, str] | None = 
     """
     from fvc_lib.analysis.mlflow import SCHEME, register_bundle
 
+    run = export.run
     refuse_damaged(run.root)
     with tempfile.TemporaryDirectory(prefix="fvc_bundle_") as folder:
         bundle, sentence, lines = Path(folder) / "bundle", "", list[str]()
@@ -413,7 +413,7 @@ def _export(run: RunPaths, export: "RunExport", named: tuple[str, str] | None = 
             if named is not None:
                 raise
             lines = [f"  without its model: {clean_text(error)}"]
-        lines = [*export.finish(run_content(run), bundle if sentence else None), *lines]
+        lines = [*export.finish(bundle if sentence else None), *lines]
         click.echo("\n".join(lines))
         if named is not None:
             model, alias = named
@@ -437,12 +437,12 @@ def follow_until_closed(root: str) -> None:
     from fvc_lib.analysis.mlflow import RunExport, TrackingError, default_tracking_uri
 
     run = RunPaths(Path(root))
-    export = RunExport(default_tracking_uri(run.root.parent.parent))
+    export = RunExport(run, default_tracking_uri(run.root.parent.parent))
     while not select.select([sys.stdin], [], [], FOLLOW_SECONDS)[0]:
         with suppress(TrackingError):
-            export.update(run_content(run))
+            export.update()
     try:
-        _export(run, export)
+        _export(export)
     except Exception as error:  # noqa: BLE001 - the process that waits for this one shows why
         sys.exit(str(error))
 
@@ -475,20 +475,6 @@ def export_when_asked(run: RunPaths, config: RunConfig, follower: "subprocess.Po
         command = command_text("export", run.root, "--format", "mlflow")
         shown = f"warning: not exported to MLflow: {shown.rstrip()}\n  to repeat it: {command}"
     click.echo(shown.rstrip(), err=bool(exporting.returncode))
-
-
-def run_content(run: RunPaths) -> "RunContent":
-    """Read the results, tables, records and files of a run that are exported to MLflow; the run may be unfinished."""
-    from fvc_lib.analysis.mlflow import TABLES, content_of
-    from fvc_lib.analysis.read.headline import run_headline
-    from fvc_lib.analysis.read.queries import SQL_TABLES
-    from fvc_lib.analysis.read.runs import run_status
-
-    record = read_json_object(run.run_json)
-    tables = {name: SQL_TABLES[name]([run]) for name in TABLES}
-    records = [run.params_yaml, run.run_json, run.status_json, run.code_patch, run.robustness_results]
-    files = [run.report_html, *records]  # its figures have still pictures: plotly.js stays in the runs folder
-    return content_of(run_headline(run), record, run_status(run), tables, files)
 
 
 _WEIGHTS = (".safetensors", ".pt")

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from fvc_lib.analysis.dashboard.panels import notes
+from fvc_lib.analysis.mlflow import RunExport
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import run_headline, runs_table
-from fvc_lib.command_line.commands import run_content
 from fvc_lib.command_line.main import main
 from fvc_lib.execution.plan import Fingerprint, record_finished
 from fvc_lib.execution.stages import Task, tasks_in_order
@@ -107,7 +107,9 @@ def test_report_list_and_export_show_no_number_of_damaged_results(run: RunPaths)
     listed = runs_table(run.root.parents[1])
     assert listed.frame["score"].to_list() == [None]
     assert names_damage(listed.notes, run.results)
-    assert names_damage(run_content(run).notes, run.results)
+    export = RunExport(run, "")
+    export.read()
+    assert names_damage(export.tables["results"].notes, run.results)
     page = (run.root.parents[1] / "index.html").read_text()
     assert names_damage(page, run.results)
     flip(run.leakage_audit, random.Random(1))

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from nbformat.v4 import new_markdown_cell
 
+from fvc_lib.analysis.mlflow import run_tags
 from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
 from fvc_lib.analysis.read.headline import (
     FORGERIES,
@@ -20,9 +21,8 @@ from fvc_lib.analysis.read.headline import (
 )
 from fvc_lib.analysis.read.runs import run_labels, run_marks
 from fvc_lib.analysis.wording import interval_text, source_name
-from fvc_lib.command_line.commands import run_content
 from fvc_lib.services import tables
-from fvc_lib.services.atomic_files import write_json, write_text
+from fvc_lib.services.atomic_files import read_json_object, write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import command_text
 from fvc_lib.services.records.digests import write_document
@@ -36,6 +36,10 @@ FLOOR = "real_source_floor"
 TRIAL = "This is a trial on 20 groups: it claims nothing of the corpus."
 # Every strict control, each without anything to say.
 CHANCE = [Score(source, 0.5, 0.5, 0.5) for source in FORGERIES.strict_controls]
+
+
+def mlflow_tags(run: RunPaths) -> dict[str, str]:
+    return run_tags(run_headline(run), read_json_object(run.run_json))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +143,7 @@ def test_the_numbers_of_an_earlier_attempt_are_marked_as_such(run: RunPaths) -> 
         assert run_headline(run).verdict.standing == ("above control" if is_own else "no result")
     mark = "of an earlier attempt, written 2025-03-05 08:00 UTC: 05_kfold_results is failed"
     assert f"ROC-AUC with interval, {mark}" in "\n".join(summary_lines(run))
-    assert mark in run_content(run).tags["fvc.verdict"]
+    assert mark in mlflow_tags(run)["fvc.verdict"]
     write_json(run.status_json, {"state": "failed", "stages": {"05_kfold_results": {**stage, "state": "done"}}})
     assert "ROC-AUC with interval, of attempt 2 of 05_kfold_results" in "\n".join(summary_lines(run))
 
@@ -203,7 +207,7 @@ def test_without_a_strict_control_nothing_is_claimed_and_all_pages_say_how_to_ge
         "report": run.report_html.read_text(),
         "terminal": "\n".join(summary_lines(run)),
         "runs": runs_table(run.root.parents[1]).frame["verdict"][0],
-        "mlflow": run_content(run).tags["mlflow.note.content"].replace("\\", ""),
+        "mlflow": mlflow_tags(run)["mlflow.note.content"],
     }
     command = FORGERIES.strict_controls[missing].replace("RUN", str(run.root))
     command = command.replace("run_notebooks.py", command_text())

@@ -26,10 +26,11 @@ from fvc_lib.analysis.mlflow import (
     key_of,
     model_and_alias,
     register_bundle,
+    run_tags,
     shown_uri,
 )
 from fvc_lib.command_line import commands
-from fvc_lib.command_line.commands import export_when_asked, run_content
+from fvc_lib.command_line.commands import export_when_asked
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import find_model, load_detector
 from fvc_lib.services import tables
@@ -48,11 +49,17 @@ TRAINING = "04_fold_training"
 needs_mlflow = pytest.mark.mlflow
 
 
-# --- The content of an export, without MLflow
+# --- What is exported, without MLflow
+
+
+def read(run: RunPaths) -> RunExport:
+    export = RunExport(run, "")
+    export.read()
+    return export
 
 
 def test_every_metric_line_and_result_is_a_point(run):
-    points = {(key, step): (time, value) for key, step, time, value in run_content(run).points}
+    points = {(key, step): (time, value) for key, step, time, value in read(run).points}
     for line in map(json.loads, run.metrics(TRAINING, 3).read_text().splitlines()):
         key = (f"fold_3/{line['phase']}/{line['metric']}", line["step"])
         assert points[key] == (round(line["ts"] * 1000), line["value"])
@@ -71,11 +78,11 @@ def test_every_metric_line_and_result_is_a_point(run):
     ],
 )
 def test_results_of_a_task_without_folds_stand_beside_their_controls(tmp_path, write, model, control):
-    content = run_content(write(tmp_path))
+    content = read(write(tmp_path))
     points = {key: value for key, _, _, value in content.points}
     assert points[f"{model}/low"] <= points[model] <= points[f"{model}/high"]
     assert points[control] < points[model]
-    assert "model" in content.tables["tables/task_results.csv"]
+    assert "model" in content.tables["task_results"].frame["source"]
 
 
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", "a/b", "..", "", "' OR 1=1 --", "line\nbreak", "Ü 你"])
@@ -105,7 +112,7 @@ def test_without_mlflow_a_runs_end_has_a_warning(run, tmp_path, monkeypatch, cap
 
 
 def test_an_export_without_the_runs_model_says_why(run, capsys):
-    commands._export(run, SimpleNamespace(finish=lambda _content, bundle: [f"exported with {bundle}"]))
+    commands._export(SimpleNamespace(run=run, finish=lambda bundle: [f"exported with {bundle}"]))
     first, why = capsys.readouterr().out.splitlines()
     assert first == "exported with None"
     assert why.startswith("  without its model: ")
@@ -181,23 +188,23 @@ def test_a_run_is_logged_while_it_works_and_gets_its_model_at_the_end(scored, tm
     (whole,) = stored(store)
     assert half["status"] == "RUNNING"
     assert 0 < half["points"] < whole["points"]
-    assert whole["points"] == len(run_content(run).points)
+    assert whole["points"] == len(read(run).points)
     assert {"model", "tables"} <= whole["artifacts"]
     assert "in place of" not in capsys.readouterr().out
 
 
 @needs_mlflow
 def test_the_store_holds_the_whole_content_once_however_often_it_is_exported(run, uri):
-    content = run_content(run)
-    assert "in place of" not in RunExport(uri).finish(run_content(run))[0]
+    content = read(run)
+    assert "in place of" not in RunExport(run, uri).finish()[0]
     (first,) = stored(uri)
     assert (first["experiment"], first["name"], first["status"]) == ("demo", content.run_id, "FINISHED")
-    assert first["params"] == content.params
-    assert content.tags.items() <= first["tags"].items()
+    assert first["params"] == dict(content.tables["parameters"].frame.select("parameter", "value").iter_rows())
+    assert run_tags(content.headline, content.record).items() <= first["tags"].items()
     assert first["points"] == len(content.points)
     assert {"params.yaml", "run.json", "tables"} <= first["artifacts"]
     run.params_yaml.write_text(run.params_yaml.read_text().replace("batch_size: 0", "batch_size: 4", 1))
-    assert "in place of 1 earlier export" in RunExport(uri).finish(run_content(run))[0]
+    assert "in place of 1 earlier export" in RunExport(run, uri).finish()[0]
     (second,) = stored(uri)
     assert second["params"]["batch_size"] == "4"
 
@@ -206,10 +213,10 @@ def test_the_store_holds_the_whole_content_once_however_often_it_is_exported(run
 def test_a_store_that_cannot_be_reached_is_an_error_without_its_password(run, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(TrackingError) as refused:
-        RunExport("http://me:secret-word@127.0.0.1:9").finish(run_content(run))
+        RunExport(run, "http://me:secret-word@127.0.0.1:9").finish()
     assert "secret-word" not in str(refused.value)
     with pytest.raises(TrackingError):
-        RunExport("sqlite:////proc/nowhere/mlflow.db").finish(run_content(run))
+        RunExport(run, "sqlite:////proc/nowhere/mlflow.db").finish()
 
 
 # --- The model registry
@@ -345,7 +352,7 @@ def test_a_server_receives_what_a_database_does_and_nothing_twice(server, make_r
     database = f"sqlite:///{tmp_path / 'local' / 'mlflow.db'}"
     (tmp_path / "local").mkdir()
     for uri in (server, server, database):
-        RunExport(uri).finish(run_content(run))
+        RunExport(run, uri).finish()
     (on_server,) = stored(server)
     assert any((tmp_path / "server_artifacts").rglob("results.csv"))
     assert stored(database) == [on_server]
