@@ -109,11 +109,6 @@ def turn_labels(run: RunPaths) -> None:
     write_table(read_table(run.folds, tables.FOLDS).with_columns(label=turned), tables.FOLDS, run.folds)
 
 
-def other_predictions(run: RunPaths) -> None:
-    one = read_table(run.predictions(0), tables.PREDICTIONS)
-    write_table(one.with_columns((1 - pl.col("score")).alias("score")), tables.PREDICTIONS, run.predictions(0))
-
-
 def unfinished(run: RunPaths) -> None:
     run.status_json.write_text(run.status_json.read_text().replace('"done"', '"failed"', 1))
 
@@ -129,7 +124,6 @@ def unfinished(run: RunPaths) -> None:
         (leak, ["1 of 24 groups in more than one fold."]),
         (turn_labels, ["96 differ"]),
         (lambda run: run.predictions(2).write_bytes(b"PAR1 torn"), ["predictions_fold_2.parquet"]),
-        (other_predictions, ["its results are not those of its predictions"]),
         (lambda run: run.results.write_bytes(b"torn"), ["kfold_results.feather"]),
         (unfinished, ["--resume {run}"]),
         (lambda run: run.results.unlink(), ["missing"]),
@@ -183,23 +177,27 @@ def compare_detectors(runs: list[RunPaths], reference: RunPaths | None = None, *
     return detector_comparison.compare_detectors(*comparable_runs(runs, reference), **more)
 
 
+def marks(found: DetectorComparison) -> list[str]:
+    return [detector_comparison.mark(found.metrics["roc_auc"], name) for name in found.runs]
+
+
 def auc(judged: JudgedRun) -> float:
     return float(replicates_of([judged], "roc_auc", replicates=1, seed=0).values[0])
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_detector_with_a_mean_and_a_spread(found):
-    assert [detector.name for detector in found.detectors] == ["frame_cnn", "r2plus1d_small"]
+    assert list(found.runs) == ["frame_cnn", "r2plus1d_small"]
     means = []
-    for detector in found.detectors:
-        values = list(map(auc, detector.runs))
+    for name, runs in found.runs.items():
+        values = list(map(auc, runs))
         means.append(np.mean(values))
-        assert detector.intervals["roc_auc"].value == pytest.approx(means[-1])
-        assert detector.spread["roc_auc"] == pytest.approx((min(values), max(values)))
-        assert detector.cost["peak_rss_bytes"] > 0
+        assert found.metrics["roc_auc"].values[name].value == pytest.approx(means[-1])
+        assert found.metrics["roc_auc"].spread[name] == pytest.approx((min(values), max(values)))
+        assert found.costs[name]["peak_rss_bytes"] > 0
     (pair,) = found.differences
     assert pair.difference.value == pytest.approx(means[1] - means[0])
     assert pair.is_shown
-    assert [detector.marks["roc_auc"] for detector in found.detectors] == ["", BEST]
+    assert marks(found) == ["", BEST]
     assert BEST in detector_comparison.detector_table(found)["roc_auc"][1]
 
 
@@ -208,7 +206,7 @@ def test_the_best_value_is_marked_as_best_only_above_its_controls_and_all_others
     results = read_table(runs[3].results, tables.RESULTS)
     write_table(results.filter(pl.col("source") != "shuffled_labels"), tables.RESULTS, runs[3].results)
     without = compare_detectors(runs, reference=runs[0], replicates=100)
-    assert without.detectors[1].marks["roc_auc"] == HIGHEST
+    assert marks(without)[1] == HIGHEST
     assert detector_comparison.detector_table(without)["above_controls"][1] == "1 of 2 runs"
     assert not without.differences[0].is_shown
     assert "only 1 of 2 runs" in without.differences[0].finding
@@ -216,8 +214,8 @@ def test_the_best_value_is_marked_as_best_only_above_its_controls_and_all_others
     twin = RunPaths(shutil.copytree(runs[2].root, runs[2].root.with_name("run_c0")))
     set_parameters(twin, model="r2plus1d_small", epochs=7)
     close = compare_detectors([runs[0], runs[2], twin], replicates=50)
-    assert BEST not in [detector.marks["roc_auc"] for detector in close.detectors]
-    assert [detector.name for detector in close.detectors][1:] == ["r2plus1d_small", "r2plus1d_small, epochs 7"]
+    assert BEST not in marks(close)
+    assert list(close.runs)[1:] == ["r2plus1d_small", "r2plus1d_small, epochs 7"]
 
 
 @pytest.mark.slow
@@ -226,7 +224,7 @@ def test_a_training_counts_once_and_what_is_not_compared_is_listed_with_its_reas
     set_parameters(copy, model="r2plus1d_small", confidence=0.9)  # a fork that keeps its trainings
     runs[3].results.unlink()
     found = compare_detectors([*runs, copy], reference=copy, replicates=50)
-    assert [[run.name for run in detector.runs] for detector in found.detectors] == [["run_b9"], ["run_a0", "run_a1"]]
+    assert [[run.name for run in runs] for runs in found.runs.values()] == [["run_b9"], ["run_a0", "run_a1"]]
     left_out = detector_comparison.left_out_table(found)
     assert left_out["run_id"].to_list() == ["run_b1", "run_b0"]
     with pytest.raises(DataError, match="the reference cannot be compared"):
@@ -254,13 +252,13 @@ def test_the_files_hold_numbers_and_each_publication_once(found, tmp_path):
     numbers = pl.read_csv(files["detectors.csv"])
     assert numbers.filter(quantity="num_parameters").select("detector", "value").rows() == [("frame_cnn", 1000)]
     auc, difference = (numbers.filter(quantity=name) for name in ("roc_auc", "roc_auc_minus_reference"))
-    assert auc["value"][1] == pytest.approx(found.detectors[1].intervals["roc_auc"].value)
+    assert auc["value"][1] == pytest.approx(found.metrics["roc_auc"].values["r2plus1d_small"].value)
     assert auc["mark"].to_list() == [None, BEST]
     assert difference["value"].to_list() == [found.differences[0].difference.value]
     assert numbers.filter(quantity="holm_p")["value"].to_list() == [found.differences[0].holm_p_value]
     assert pl.read_csv(files["runs.csv"])["run_id"].sort().to_list() == ["run_a0", "run_a1", "run_b0", "run_b1"]
     sentences = files["answer.txt"].read_text().splitlines()
-    assert sentences[0].split(" has the highest ROC AUC, ")[0] in {detector.name for detector in found.detectors}
+    assert sentences[0].split(" has the highest ROC AUC, ")[0] in found.runs
     assert found.differences[0].finding in sentences
     bibliography = files["references.bib"].read_text()
     assert bibliography.count("@inproceedings{tran2018closer,") == 1

@@ -98,16 +98,19 @@ def cost_figure(comparison: DetectorComparison) -> go.Figure:
     Bars are intervals over groups. A point is hollow if a run of the detector is not above its controls, the simple
     predictors that it must beat.
     """
-    detectors = sorted(comparison.detectors, key=lambda detector: detector.cost.get("num_parameters", 0))
-    best = max(detectors, key=lambda detector: detector.intervals[_MAIN].value)
-    counted = best.intervals[_MAIN]
+    names = sorted(comparison.runs, key=lambda name: comparison.costs[name].get("num_parameters", 0))
+    intervals = comparison.metrics[_MAIN].values
+    best = max(names, key=lambda name: intervals[name].value)
+    counted = intervals[best]
     rows = []
-    for detector in detectors:
-        costs = [f"{round(detector.cost[name], 1):,} {unit}" for name, unit in _COSTS.items() if name in detector.cost]
-        tick = "<br>".join([figure_text(theme.shortened(detector.name, 40)), ", ".join(costs)])
-        rows.append(Row(tick, *detector.intervals[_MAIN].row()[:3], hollow=not detector.is_above_controls))
+    for name in names:
+        of_detector = comparison.costs[name]
+        costs = [f"{round(of_detector[cost], 1):,} {unit}" for cost, unit in _COSTS.items() if cost in of_detector]
+        tick = "<br>".join([figure_text(theme.shortened(name, 40)), ", ".join(costs)])
+        is_above = comparison.num_above_controls[name] == len(comparison.runs[name])
+        rows.append(Row(tick, *intervals[name].row()[:3], hollow=not is_above))
     return theme.interval_chart(
-        f"{best.name} has the highest {_NAME}",
+        f"{best} has the highest {_NAME}",
         f"{theme.in_groups(counted.num_rows, 'video', counted.num_groups)}; bars: {comparison.confidence:.0%} "
         "intervals over groups of the mean over seeds; hollow: not above controls",
         rows, names="Detector and its costs", values=_NAME,

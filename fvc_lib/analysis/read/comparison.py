@@ -120,8 +120,7 @@ def judged_runs(runs: Sequence[RunPaths], *, finished: bool = False) -> tuple[li
 
     Args:
         runs: the runs. A run that occurs twice is read once.
-        finished: whether a run must also have ended, with results that agree with its predictions. If False, it only
-            needs predictions for all folds.
+        finished: whether a run must also have ended, with results. If False, it only needs predictions for all folds.
     """
     different = list({run.root.resolve(): run for run in runs}.values())
     judged, refusals = [], []
@@ -172,10 +171,6 @@ def _refuse_unfinished(judged: JudgedRun) -> None:
         raise DataError(f"its numbers are {headline.earlier or 'missing'}. {_resume(judged.run)}")
     if not is_ensemble(judged.run.root) and headline.state not in ("done", "interactive", "running"):
         raise DataError(f"it is not finished ({headline.state}). {_resume(judged.run)}")
-    value = replicates_of([judged], MAIN_METRIC, replicates=1, seed=0).values[0]
-    if not math.isclose(value, score.value or 0.0, abs_tol=1e-9):
-        again = command_text("--only", "05", "--resume", judged.run.root)
-        raise DataError(f"its results are not those of its predictions. Compute them again: {again}")
 
 
 def _resume(run: RunPaths) -> str:
@@ -189,9 +184,8 @@ def with_data_of_first(runs: Sequence[JudgedRun]) -> tuple[list[JudgedRun], list
     """
     alike, refusals = [], []
     for run in runs:
-        first, other = (judged.predictions.select(_DATA) for judged in (runs[0], run))
-        differing = pl.concat([first.join(other, on=_DATA, how="anti"), other.join(first, on=_DATA, how="anti")])
-        videos = differing["video_id"].unique().sort()
+        both = pl.concat([judged.predictions.select(_DATA) for judged in (runs[0], run)])
+        videos = both.unique(keep="none")["video_id"].unique().sort()
         if videos.is_empty():
             alike.append(run)
         else:

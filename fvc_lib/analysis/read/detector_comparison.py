@@ -32,7 +32,6 @@ from fvc_lib.analysis.wording import (
     interval_text,
     number_text,
 )
-from fvc_lib.metrics.intervals import Interval
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError
@@ -57,51 +56,24 @@ MeasureCosts = Callable[[Sequence[RunConfig]], Sequence[Mapping[str, float]]]
 
 
 @dataclass(frozen=True)
-class Detector:
-    """Runs that differ in their seeds alone, or an ensemble.
-
-    Attributes:
-        name: name, unique within the comparison.
-        runs: the runs, ordered by seed.
-        num_above_controls: number of runs that are above every control (a simple predictor).
-        intervals: maps a metric to the mean over the runs, with an interval over groups.
-        spread: maps a metric to the smallest and the largest value of a single run.
-        cost: maps the known entries of ``COSTS`` to their values.
-        marks: maps a metric to ``BEST`` or ``HIGHEST`` if the detector has the best value, else to an empty text.
-    """
-
-    name: str
-    runs: tuple[JudgedRun, ...]
-    num_above_controls: int
-    intervals: Mapping[str, Interval]
-    spread: Mapping[str, tuple[float, float]]
-    cost: Mapping[str, float]
-    marks: Mapping[str, str]
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The names of the detector's networks, without repetition. An ensemble may have several."""
-        return tuple(dict.fromkeys(part.model for part in self.runs[0].parts))
-
-    @property
-    def is_above_controls(self) -> bool:
-        """Whether all runs of the detector are above every control, the simple predictors that it must beat."""
-        return self.num_above_controls == len(self.runs)
-
-
-@dataclass(frozen=True)
 class DetectorComparison:
     """The outcome of ``compare_detectors``.
 
     Attributes:
-        detectors: all detectors, the reference first.
+        runs: maps the name of a detector to its runs, ordered by seed. The reference comes first.
+        metrics: maps a metric to the comparison of all detectors in it.
+        num_above_controls: maps the name of a detector to the number of its runs that are above every control.
+        costs: maps the name of a detector to a dict from the known entries of ``COSTS`` to values.
         differences: ``MAIN_METRIC`` of every other detector minus that of the reference.
         left_out: names of runs that are not compared, with reasons.
         cautions: sentences that belong next to any table of these runs (``headline.run_cautions``).
         confidence: coverage of the intervals.
     """
 
-    detectors: tuple[Detector, ...]
+    runs: Mapping[str, Sequence[JudgedRun]]
+    metrics: Mapping[str, Comparison]
+    num_above_controls: Mapping[str, int]
+    costs: Mapping[str, Mapping[str, float]]
     differences: tuple[PairComparison, ...]
     left_out: tuple[Refusal, ...]
     cautions: tuple[str, ...]
@@ -156,19 +128,15 @@ def compare_detectors(
     every_pair = list(itertools.combinations(named, 2))
     of_metric = {metric: compared(every_pair, metric) for metric in DETECTOR_METRICS}
     from_reference = compared(every_pair[: len(named) - 1], MAIN_METRIC)  # the first pairs are those of the first name
-    detectors = []
-    for name, several in named.items():
-        intervals = {metric: comparison.values[name] for metric, comparison in of_metric.items()}
-        spread = {metric: comparison.spread[name] for metric, comparison in of_metric.items()}
-        costs = _costs(several, measure_costs)
-        marks = {metric: _mark(comparison, name) for metric, comparison in of_metric.items()}
-        detectors.append(Detector(name, tuple(several), above[name], intervals, spread, costs, marks))
+    costs = {name: _costs(several, measure_costs) for name, several in named.items()}
     cautioned = [(caution, run.name) for run in runs for caution in run_cautions(run.run)]
     cautions = []
     for caution in dict(cautioned):
         runs_with_it = ", ".join(name for one, name in cautioned if one == caution)
         cautions.append(f"{runs_with_it}: {caution}")
-    return DetectorComparison(tuple(detectors), from_reference.pairs, tuple(left_out), tuple(cautions), confidence)
+    return DetectorComparison(
+        named, of_metric, above, costs, from_reference.pairs, tuple(left_out), tuple(cautions), confidence
+    )
 
 
 def _costs(judged: Sequence[JudgedRun], measure: MeasureCosts | None) -> dict[str, float]:
@@ -181,7 +149,7 @@ def _costs(judged: Sequence[JudgedRun], measure: MeasureCosts | None) -> dict[st
     return {name: value for name, value in costs.items() if value}
 
 
-def _mark(compared: Comparison, name: str) -> str:
+def mark(compared: Comparison, name: str) -> str:
     """Return the mark of the detector ``name`` in the metric of ``compared``: ``BEST``, ``HIGHEST`` or an empty text.
 
     The text is empty if another detector has a better value, or there is no other one. ``BEST`` means that the
@@ -212,22 +180,22 @@ def detector_table(comparison: DetectorComparison) -> pl.DataFrame:
     of the single runs, the number of runs above all controls, and the costs (``COSTS``).
     """
     rows = []
-    for detector in comparison.detectors:
-        counted = count_text(len(detector.runs), "run")
-        lowest, highest = map(number_text, detector.spread[MAIN_METRIC])
+    for name, runs in comparison.runs.items():
+        counted = count_text(len(runs), "run")
+        lowest, highest = map(number_text, comparison.metrics[MAIN_METRIC].spread[name])
         row = {
-            "detector": detector.name,
-            **{metric: _marked(detector, metric) for metric in detector.intervals},
+            "detector": name,
+            **{metric: _marked(compared, name) for metric, compared in comparison.metrics.items()},
             "over_seeds": f"{lowest} to {highest} ({counted})",
-            "above_controls": f"{detector.num_above_controls} of {counted}",
+            "above_controls": f"{comparison.num_above_controls[name]} of {counted}",
         }
-        rows.append(row | {name: detector.cost.get(name) for name in COSTS})
+        rows.append(row | {cost: comparison.costs[name].get(cost) for cost in COSTS})
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
-def _marked(detector: Detector, metric: str) -> str:
-    interval = detector.intervals[metric]
-    return f"{interval_text(interval.value, interval.low, interval.high)} {detector.marks[metric]}".strip()
+def _marked(compared: Comparison, name: str) -> str:
+    interval = compared.values[name]
+    return f"{interval_text(interval.value, interval.low, interval.high)} {mark(compared, name)}".strip()
 
 
 def run_table(runs: Sequence[tuple[JudgedRun, str]]) -> pl.DataFrame:
@@ -250,7 +218,7 @@ def run_table(runs: Sequence[tuple[JudgedRun, str]]) -> pl.DataFrame:
 
 def runs_of(comparison: DetectorComparison) -> list[tuple[JudgedRun, str]]:
     """Return all compared runs as pairs ``(run, name of its detector)``, in the order of the detectors."""
-    return [(run, detector.name) for detector in comparison.detectors for run in detector.runs]
+    return [(run, name) for name, runs in comparison.runs.items() for run in runs]
 
 
 def left_out_table(comparison: DetectorComparison) -> pl.DataFrame:
@@ -270,11 +238,11 @@ def number_table(comparison: DetectorComparison) -> pl.DataFrame:
     metric.
     """
     rows: list[tuple[object, ...]] = []
-    for one in comparison.detectors:
-        for metric, number in one.intervals.items():
-            value_and_ends = number.row()[:3]
-            rows.append((one.name, metric, *value_and_ends, *one.spread[metric], one.marks[metric] or None))
-        rows += [(one.name, name, value, None, None, None, None, None) for name, value in one.cost.items()]
+    for name, costs in comparison.costs.items():
+        for metric, compared in comparison.metrics.items():
+            value_and_ends = compared.values[name].row()[:3]
+            rows.append((name, metric, *value_and_ends, *compared.spread[name], mark(compared, name) or None))
+        rows += [(name, cost, value, None, None, None, None, None) for cost, value in costs.items()]
     for pair in comparison.differences:
         ends = pair.difference.row()[:3]
         rows.append((pair.second, f"{MAIN_METRIC}_minus_reference", *ends, None, None, None))
@@ -289,9 +257,9 @@ def bibliography(comparison: DetectorComparison) -> str:
 
     A detector or corpus that declares no publication gets a comment.
     """
-    run, loaders = comparison.detectors[0].runs[0], dict(CORPORA.items())
-    index = read_tables([(run.name, run.run.index)], INDEX, without=["perceptual_hash"]).frame
-    entries = {model: "" for detector in comparison.detectors for model in detector.models}
+    firsts, loaders = [runs[0] for runs in comparison.runs.values()], dict(CORPORA.items())
+    index = read_tables([(firsts[0].name, firsts[0].run.index)], INDEX, without=["perceptual_hash"]).frame
+    entries = {part.model: "" for run in firsts for part in run.parts}
     for model in entries:
         with suppress(FvcError):  # its package or file is not on this machine
             entries[model] = DETECTORS.get(model).bibtex
@@ -303,8 +271,8 @@ def bibliography(comparison: DetectorComparison) -> str:
 
 def answer(comparison: DetectorComparison) -> list[str]:
     """Return sentences: which detector has the highest ROC AUC, its differences from the reference, and cautions."""
-    marked = [detector for detector in comparison.detectors if detector.marks[MAIN_METRIC]]
-    lines = [f"{detector.name} has the highest ROC AUC, {_marked(detector, MAIN_METRIC)}" for detector in marked]
+    main = comparison.metrics[MAIN_METRIC]
+    lines = [f"{name} has the highest ROC AUC, {_marked(main, name)}" for name in main.values if mark(main, name)]
     return [*lines, *(pair.finding for pair in comparison.differences), *comparison.cautions, MARKS]
 
 
