@@ -107,7 +107,7 @@ def test_widgets_redraw_the_panels_that_follow_them_and_no_other(board: Dashboar
     with board.selection.detailed.metrics("04_fold_training", 2).open("ab") as stream:
         stream.write(b'{"run_id":"x","st')
     widgets["refresh"].click()
-    assert redrawn(board) == {"notes"}
+    assert redrawn(board) == set(SHOWN)
     widgets["runs"].value = ()  # as for a moment while another entry is clicked
     assert redrawn(board) == set()
     widgets["detail"].value = runs[0]

@@ -5,17 +5,15 @@ contains the same figures, drawn for the default choice. The modules ``fvc_lib.a
 """
 
 import importlib.util
-import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from plotly.utils import PlotlyJSONEncoder
-
 from fvc_lib.analysis.dashboard import panels
-from fvc_lib.analysis.dashboard.panels import MOST_METRICS, Bundle
+from fvc_lib.analysis.dashboard.panels import MOST_METRICS, Panel
 from fvc_lib.analysis.pages.display import PLOTLY, show_bundle
 from fvc_lib.analysis.read.queries import Selection, default_metrics, default_selection, learning_curves
 from fvc_lib.analysis.read.runs import run_labels
@@ -42,7 +40,6 @@ class Dashboard:
         self.widgets: dict[str, Any] = {}
         self._panels = panels.panels()
         self._handles: list[Any] = []
-        self._shown: list[str] = []  # the content that each panel shows now, as JSON
         self._is_offering = False
 
     def __repr__(self) -> str:
@@ -62,7 +59,6 @@ class Dashboard:
             show_bundle({"text/plain": NO_RESULT})  # the empty displays after it fill when there is one
         for bundle in bundles:
             self._handles.append(show_bundle(bundle))
-            self._shown.append(_as_json(bundle))
 
     # --- Widgets
 
@@ -138,29 +134,26 @@ class Dashboard:
         run = self.selection.detailed
         if run != before:
             self.selection = replace(self.selection, folds=(), metrics=default_metrics(run))
-        for number, panel in enumerate(self._panels if self._handles else ()):
-            if run != before or set(panel.follows) & set(changes):
-                self._show(number, panel.bundle(self.selection))
+        self._redraw([panel for panel in self._panels if run != before or set(panel.follows) & set(changes)])
         return self.selection
 
     def refresh(self) -> None:
-        """Look for new runs, read the chosen runs again, and redraw the panels whose content has changed."""
+        """Look for new runs, read the chosen runs again, and redraw all panels."""
         self.offer()
-        for number in range(len(self._handles)):
-            self._show(number, self._panels[number].bundle(self.selection))
+        self._redraw(self._panels)
 
-    def _show(self, number: int, bundle: Bundle) -> None:
-        text = _as_json(bundle)
-        if text == self._shown[number]:
-            return
-        self._shown[number] = text
-        if PLOTLY in bundle:
-            # plotly's JupyterLab extension draws an output once and ignores later data, unless another mimetype came
-            # in between. An empty output of the same height keeps the page from jumping.
-            height = bundle[PLOTLY]["layout"]["height"]
-            blank = {"text/html": f'<div style="height:{height}px"></div>', "text/plain": ""}
-            self._handles[number].update(blank, raw=True)
-        self._handles[number].update(bundle, raw=True)
+    def _redraw(self, chosen: Sequence[Panel]) -> None:
+        """Redraw the panels of ``chosen`` in place. Before the dashboard is displayed the method does nothing."""
+        for panel, handle in zip(self._panels, self._handles, strict=False):
+            if panel in chosen:
+                bundle = panel.bundle(self.selection)
+                if PLOTLY in bundle:
+                    # plotly's JupyterLab extension draws an output once and ignores later data, unless another mimetype
+                    # came in between. An empty output of the same height keeps the page from jumping.
+                    height = bundle[PLOTLY]["layout"]["height"]
+                    blank = {"text/html": f'<div style="height:{height}px"></div>', "text/plain": ""}
+                    handle.update(blank, raw=True)
+                handle.update(bundle, raw=True)
 
 
 def dashboard(runs_dir: Path | str, run: str | None = None) -> Dashboard:
@@ -175,7 +168,3 @@ def dashboard(runs_dir: Path | str, run: str | None = None) -> Dashboard:
         DataError: a file of the run is damaged.
     """
     return Dashboard(Path(runs_dir), default_selection(Path(runs_dir), run))
-
-
-def _as_json(bundle: Bundle) -> str:
-    return json.dumps({**bundle, "image/png": ""}, cls=PlotlyJSONEncoder, sort_keys=True)
