@@ -371,7 +371,7 @@ def partial_auc(curve: ConfusionCurve) -> FloatArray:
     return np.where(curve.num_fake > 0, (1 + (area - least) / (end - least)) / 2, np.nan)
 
 
-def _cells(labels: IntArray, decisions: FloatArray) -> FloatArray:
+def cells_of_confusion(labels: IntArray, decisions: FloatArray) -> FloatArray:
     """Return four columns of 0 and 1, float64 (N, 4), with a single 1 per row.
 
     The first two columns are hit (a fake called fake) and miss (a fake called real). The last two are false alarm (a
@@ -402,7 +402,7 @@ def _with_ones(losses: FloatArray) -> FloatArray:
 @declare(
     "f1", "F1", "higher", "Harmonic mean of precision and recall of the fakes.", is_share=True, of_folds="decision"
 )
-@partial(SumsMetric, _cells, bounds=SHARE)
+@partial(SumsMetric, cells_of_confusion, bounds=SHARE)
 def f1(sums: FloatArray) -> FloatArray:
     """Return the harmonic mean of precision and recall of the fakes, 2 TP / (2 TP + FP + FN).
 
@@ -418,7 +418,7 @@ def f1(sums: FloatArray) -> FloatArray:
     "balanced_accuracy", "Balanced accuracy", "higher", "Mean of the shares of fakes and of reals that are right.",
     is_share=True, chance=0.5, of_folds="decision",
 )  # fmt: skip
-@partial(SumsMetric, _cells, bounds=SHARE)
+@partial(SumsMetric, cells_of_confusion, bounds=SHARE)
 def balanced_accuracy(sums: FloatArray) -> FloatArray:
     """Return the mean of two shares: of the fakes called fake, and of the reals called real; 0.5 is chance.
 
@@ -433,7 +433,7 @@ def balanced_accuracy(sums: FloatArray) -> FloatArray:
     "matthews_correlation", "Matthews correlation", "higher", "Correlation of decisions with labels.",
     of_folds="decision",
 )  # fmt: skip
-@partial(SumsMetric, _cells, bounds=(-1.0, 1.0))
+@partial(SumsMetric, cells_of_confusion, bounds=(-1.0, 1.0))
 def matthews_correlation(sums: FloatArray) -> FloatArray:
     """Return the correlation of decisions with labels, -1 to 1.
 

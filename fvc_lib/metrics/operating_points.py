@@ -5,7 +5,6 @@ Choose the threshold on some videos, and judge its decisions on others. On the s
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -19,6 +18,7 @@ from fvc_lib.metrics.classification import (
     IntArray,
     SumsMetric,
     best_threshold,
+    cells_of_confusion,
     check_labels,
     check_scores,
     confusion_curve,
@@ -175,27 +175,19 @@ def crossed_thresholds(point: OperatingPoint, labels: ArrayLike, scores: ArrayLi
     return np.where(of_row == 0, chosen[1], chosen[0])
 
 
-def _of_class(label: int) -> Callable[[IntArray, FloatArray], FloatArray]:
-    def columns(labels: IntArray, decisions: FloatArray) -> FloatArray:
-        is_of_class = labels == label
-        return np.stack([is_of_class * decisions, is_of_class], axis=1).astype(np.float64)
-
-    return columns
-
-
-@partial(SumsMetric, _of_class(1), bounds=SHARE)
+@partial(SumsMetric, cells_of_confusion, bounds=SHARE)
 def share_of_fakes_called(sums: FloatArray) -> FloatArray:
     """Return the share of fakes called fake: the true-positive rate, 0 to 1.
 
     Call it as ``share_of_fakes_called(labels, decisions)`` with decisions of 0 and 1; ``sums`` are internal.
     """
-    return divide(sums[:, 0], sums[:, 1])
+    return divide(sums[:, 0], sums[:, 0] + sums[:, 1])
 
 
-@partial(SumsMetric, _of_class(0), bounds=SHARE)
+@partial(SumsMetric, cells_of_confusion, bounds=SHARE)
 def share_of_reals_called(sums: FloatArray) -> FloatArray:
     """Return the share of reals called fake: the false-positive rate, 0 to 1.
 
     Call it as ``share_of_reals_called(labels, decisions)`` with decisions of 0 and 1; ``sums`` are internal.
     """
-    return divide(sums[:, 0], sums[:, 1])
+    return divide(sums[:, 2], sums[:, 2] + sums[:, 3])

@@ -54,13 +54,11 @@ def metric_table(results: pl.DataFrame) -> pl.DataFrame:
         .rename(_BY, strict=False)
     )
     joined = of_scopes.join(model.filter(scope=BY_VIDEO), on="metric", maintain_order="left")
-    return joined.select(*_METRIC, *of_scopes.columns[1:], "fold_mean", "fold_std")
+    return joined.select(NAME_OF_METRIC, BETTER_DIRECTION, *of_scopes.columns[1:], "fold_mean", "fold_std")
 
 
-_METRIC = (
-    pl.col("metric").map_elements(metric_name, pl.String),
-    pl.col("metric").map_elements(better_direction, pl.String).alias("better"),
-)
+NAME_OF_METRIC = pl.col("metric").map_elements(metric_name, pl.String)
+BETTER_DIRECTION = pl.col("metric").map_elements(better_direction, pl.String).alias("better")
 
 
 def control_table(results: pl.DataFrame) -> pl.DataFrame:
@@ -73,7 +71,9 @@ def control_table(results: pl.DataFrame) -> pl.DataFrame:
     of_model = pl.col("metric").str.ends_with(UNCALIBRATED) | (pl.col("metric") == headline.MARGIN)
     rows = results.filter((pl.col("scope") == BY_VIDEO) & ~of_model)
     source = pl.col("source").map_elements(wording.source_name, pl.String)
-    return rows.select(*_METRIC, source, "value").pivot("source", index=["metric", "better"], values="value")
+    return rows.select(NAME_OF_METRIC, BETTER_DIRECTION, source, "value").pivot(
+        "source", index=["metric", "better"], values="value"
+    )
 
 
 def audit_table(audit: pl.DataFrame) -> pl.DataFrame:

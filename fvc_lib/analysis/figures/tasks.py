@@ -12,8 +12,9 @@ import plotly.graph_objects as go
 import polars as pl
 
 from fvc_lib.analysis import wording
-from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Shown
+from fvc_lib.analysis.dashboard.panels import PANELS, Shown
 from fvc_lib.analysis.figures import theme
+from fvc_lib.analysis.figures.results import BETTER_DIRECTION, NAME_OF_METRIC
 from fvc_lib.analysis.pages.display import HtmlSentences, HtmlTable
 from fvc_lib.analysis.read.headline import measured_scores, run_verdict
 from fvc_lib.analysis.read.queries import Selection, confidence_of, table_of
@@ -53,9 +54,8 @@ def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> 
     counts = ["num_samples", "num_groups"]
     wide = rows.pivot("source", index=["subject", "metric", "unit", *counts], values="text")
     about = _renamed("subject", wording.subject_name).alias("of")
-    better = _renamed("metric", wording.better_direction).alias("better")
     sources = wide.drop("subject", "metric", "unit", *counts).columns
-    return wide.select(about, _renamed("metric", wording.metric_name), "unit", better, *sources, *counts)
+    return wide.select(about, NAME_OF_METRIC, "unit", BETTER_DIRECTION, *sources, *counts)
 
 
 def _renamed(column: str, name: Callable[[str], str]) -> pl.Expr:
@@ -218,7 +218,6 @@ PANELS.register_panel("confusion", at=50, tasks=("image",))(
 )
 
 
-@PANELS.register_panel("targets", at=52, tasks=("image",))
-def _targets_panel(selection: Selection) -> Shown:
-    predictions = table_of(selection, "target_predictions")
-    return NOTHING if predictions.is_empty() else target_scatter_figure(predictions)
+PANELS.register_panel("targets", at=52, tasks=("image",))(
+    lambda selection: target_scatter_figure(table_of(selection, "target_predictions"))
+)
