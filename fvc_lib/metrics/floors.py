@@ -194,17 +194,15 @@ def leans_by_chance(
         draws: number of random deals.
         seed: seed of the deals.
     """
-    second = np.asarray(is_second, dtype=bool)
-    target_of_row = np.zeros(second.size) if targets is None else np.asarray(targets)
-    columns = (target_of_row, np.asarray(folds), np.asarray(groups), second)
-    keys = list(zip(*(column.tolist() for column in columns), strict=True))
-    units = list(dict.fromkeys(keys))
-    number_of = {unit: number for number, unit in enumerate(units)}
-    unit_of_row = np.array([number_of[key] for key in keys], dtype=np.int64)
+    target_of_row = np.zeros(np.size(is_second)) if targets is None else targets
+    columns = {"target": target_of_row, "fold": folds, "group": groups, "is_second": is_second}
+    rows = pl.DataFrame({name: np.asarray(column).tolist() for name, column in columns.items()})
+    units = rows.unique(maintain_order=True).with_row_index("unit")
+    unit_of_row = rows.join(units, on=rows.columns, maintain_order="left")["unit"].to_numpy()
     generator = np.random.default_rng(seed)
-    dealt = np.tile([unit[3] for unit in units], (draws, 1))
-    for cell in dict.fromkeys(unit[:2] for unit in units):
-        inside = [number for number, unit in enumerate(units) if unit[:2] == cell]
+    dealt = np.tile(units["is_second"], (draws, 1))
+    for _, of_cell in units.group_by("target", "fold", maintain_order=True):
+        inside = of_cell["unit"].to_numpy()
         dealt[:, inside] = generator.permuted(dealt[:, inside], axis=1)
     leans: FloatArray = np.concatenate([mean_lean(deal[unit_of_row], scores, folds, targets) for deal in dealt])
     return leans[np.isfinite(leans)]
