@@ -86,7 +86,7 @@ def points_of(tables: Mapping[str, Answer], ended: int) -> list[Point]:
     """Return the logged metrics and the results as points ``(key, step, milliseconds, value)`` for MLflow.
 
     A result gives up to three points: its value and both ends of its interval. If several points have the same key and
-    step, the last is returned. Undefined and infinite values are NaN.
+    step, the last is returned. Undefined values are NaN; the tables hold no infinite ones.
 
     Args:
         tables: maps each name in ``TABLES`` to its rows, read with ``queries.SQL_TABLES``.
@@ -103,12 +103,7 @@ def points_of(tables: Mapping[str, Answer], ended: int) -> list[Point]:
         names = [part for part in parts if part is not None]
         ends = (value, names), (low, [*names, "low"]), (high, [*names, "high"])
         rows += [(key_of(*key), 0, ended, end) for end, key in ends if end is not None]
-    # MLflow's SQL stores turn an infinity into 1.8e308, which reads as a number.
-    points = {}
-    for row in rows:
-        value = row[3] if math.isfinite(row[3]) else math.nan
-        points[row[:2]] = (*row[:3], value)
-    return list(points.values())
+    return list({row[:2]: row for row in rows}.values())
 
 
 def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from fvc_lib.analysis.dashboard.panels import PANELS, Shown
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.results import BETTER_DIRECTION, NAME_OF_METRIC
 from fvc_lib.analysis.pages.display import HtmlSentences, HtmlTable
-from fvc_lib.analysis.read.headline import measured_scores, run_verdict
+from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.analysis.read.queries import Selection, confidence_of, table_of
 from fvc_lib.analysis.wording import figure_text, interval_text
 from fvc_lib.services.tables import PARTS
@@ -201,9 +201,8 @@ _TASKS = ("image", "video_text")
 
 @PANELS.register_panel("standing", at=20, tasks=_TASKS)
 def _standing_panel(selection: Selection) -> Shown:
-    measured = measured_scores(selection.detailed)
-    verdict = run_verdict(selection.detailed, measured)
-    return HtmlSentences([f"{verdict.standing}: {verdict.sentence}", *measured.cautions])
+    headline = run_headline(selection.detailed, with_memory=False)
+    return HtmlSentences([f"{headline.verdict.standing}: {headline.verdict.sentence}", *headline.cautions])
 
 
 @PANELS.register_panel("metrics and controls", at=21, tasks=_TASKS)
