@@ -93,9 +93,16 @@ def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) 
     for place, metric in zip((0, 2), METRICS, strict=True):
         before, after = intervals[place : place + 2]
         paired = paired_difference(drawn, place, place + 1, confidence=confidence)
-        ends = (after.value, after.low, after.high, paired.value, paired.low, paired.high)
-        row = dict(zip((*_ENDS, *_DIFFERENCE), ends, strict=True))
-        numbers[metric] = {**row, "p_value": paired.p_value, "undisturbed": before.value}
+        numbers[metric] = {
+            "value": after.value,
+            "low": after.low,
+            "high": after.high,
+            "difference": paired.value,
+            "difference_low": paired.low,
+            "difference_high": paired.high,
+            "p_value": paired.p_value,
+            "undisturbed": before.value,
+        }
     return numbers
 
 
