@@ -145,8 +145,8 @@ def detectors_figure(audit: Audit) -> go.Figure:
     rows = []
     for detector in audit.detectors:
         tick = figure_text(theme.shortened(detector, 26)) + " (apart)" * (detector in audit.apart)
-        standing = judge(audit.scores(detector), measure=MEASURE).standing
-        rows.append(Row(tick, *audit.compared(detector), hollow=standing != "above control"))
+        verdict = judge(audit.scores(detector), measure=MEASURE)
+        rows.append(Row(tick, *audit.compared(detector), hollow=verdict.standing != "above control"))
     controls = audit.controls.filter(detector=first).select("source", "value", "low", "high")
     for source, value, low, high in controls.iter_rows():
         tick = figure_text(source_name(source))
