@@ -187,7 +187,7 @@ def refuse_few_groups(videos: pl.DataFrame, num_folds: int, groups: str = "group
         raise DataError(
             f"num_folds: got {num_folds}, but the corpus has {videos['group_id'].n_unique()} {groups}: {real} with "
             f"real videos and {fake} with fake videos; every fold needs one of each. Set num_folds to at most {most} "
-            "(2 is the least), or add videos of other events."
+            "(2 is the least), or add videos of other events or sources."
         )
 
 

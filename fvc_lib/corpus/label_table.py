@@ -15,6 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import polars as pl
+from polars import selectors as cs
 
 from fvc_lib.corpus.corpus_files import (
     LAYOUT,
@@ -387,7 +388,8 @@ def _parquet_lines(path: Path) -> list[list[str]]:
             if sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups)) > most:
                 raise too_large
             stream.seek(0)
-            frame = pl.read_parquet(stream)
+            # Some writers store text as bytes; other bytes become empty cells.
+            frame = pl.read_parquet(stream).with_columns(cs.binary().cast(pl.String, strict=False))
     except (pl.exceptions.PolarsError, pa.ArrowException) as error:
         raise UsageError(f"{path.name}: is not a Parquet table: {error}. Give a CSV or Parquet file.") from error
     # Sizes are checked again, because the file holds repeated texts only once.

@@ -109,7 +109,7 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections) -> Iterato
         elif kind in _TEXTS:
             texts[key].append(name)
         else:
-            why = f"it {member}" if isinstance(member, str) else "no video, .json, .cls or .txt"
+            why = f"it {member}" if isinstance(member, str) else "no video or text (name pictures in a manifest)"
             unread = Refusal("unknown_extension", f"{name!r} in {tar} was refused unread: {why}.")
             rejections.add_file(path_to_text(f"{tar}/{name.lstrip('/')}"), unread)
     for key in (*videos, *sorted(texts.keys() - videos.keys())):

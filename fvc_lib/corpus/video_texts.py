@@ -268,7 +268,7 @@ def index_of(
     notes = (
         f"{pairs.height:,} pairs of {videos.height:,} videos and {num_texts:,} different texts.",
         *listing.notes,
-        f"Not used: {reasons_text(rejected)}.",
+        *([f"Not used: {reasons_text(rejected)}."] if rejected.height else ()),
         by_heart,
         *split.notes,
     )

@@ -367,7 +367,7 @@ def _check_files(folder: Path) -> None:
     for name in sorted({*files, *there, RECORD, CARD}):
         is_whole = name in there and sha256_of_file(folder / name) == files.get(name)
         if not is_whole or not _FILES.fullmatch(name):
-            raise refused(folder, f"{name!r} is missing, is damaged, or does not belong there, by its {DIGESTS}")
+            raise refused(folder, f"{name!r} is missing, damaged or foreign, or {DIGESTS} is")
 
 
 def _parsed(model: type[_Model], folder: Path, document: Mapping[str, Any]) -> _Model:

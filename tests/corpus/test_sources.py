@@ -224,7 +224,7 @@ def test_parquet(tmp_path: Path) -> None:
     touch(tmp_path, "a.mp4", "b.mp4", "c.mp4")
     frame = pl.DataFrame(
         {
-            "video_path": ["a.mp4", "b.mp4", "c.mp4"],
+            "video_path": [b"a.mp4", b"b.mp4", b"c.mp4"],
             "label": ["real", None, "Fake"],
             "group": [7.0, 7.0, float("nan")],
         },

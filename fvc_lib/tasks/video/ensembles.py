@@ -103,8 +103,8 @@ def combined(members: Sequence[Member]) -> pl.DataFrame:
 def _control(members: Sequence[Member]) -> pl.DataFrame:
     """Return the mean scores of the shuffled-label control, for the one shuffle of the labels with the highest AUC.
 
-    The columns are ``fold label score``, with one row per video in the order of the members' predictions. The table is
-    empty if no shuffle has scores.
+    The columns are ``fold label score``, with one row per video in the order of the members' predictions. A score is
+    null where a member has none.
     """
     alike: dict[tuple[str | None, ...], list[Member]] = {}
     for member in members:
