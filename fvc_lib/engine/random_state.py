@@ -177,14 +177,14 @@ class SampleDropout:
             return untouched
         rows, count = len(values), samples.count
         # A sequence (T, B, features): its rows are the times of all samples.
-        is_time_first = values.dim() == 3 and values.shape[1] == count > 1 and rows != count
-        if rows % count or is_time_first:
-            if samples.split:
-                raise DropoutSplitError(
-                    f"the effective batch must be split, and the input {tuple(values.shape)} of dropout layer "
-                    f"{self._names[layer]!r} does not hold one sample after the other in its first dimension. "
-                    f"Put the batch first (batch_first=True). {_REMEDY}"
-                )
+        is_time_first = values.dim() == 3 and values.shape[1] == count != rows
+        if samples.split and (rows % count or is_time_first):
+            raise DropoutSplitError(
+                f"the effective batch must be split, and the input {tuple(values.shape)} of dropout layer "
+                f"{self._names[layer]!r} does not hold one sample after the other in its first dimension. "
+                f"Put the batch first (batch_first=True). {_REMEDY}"
+            )
+        if rows % count:
             count = 1  # the effective batch is not split, so one mask for all samples will do
         self._num_draws += 1
         call, generator = _call_number(), torch.Generator(values.device)

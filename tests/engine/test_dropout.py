@@ -134,7 +134,18 @@ def test_other_draws_are_refused_where_they_would_depend_on_the_split(name):
     assert relative(gradients(model, 3), whole) < 1e-12
 
 
-@pytest.mark.parametrize("micro_batch", [2, 4])
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_as_many_tokens_as_samples_drop_what_the_whole_batch_does(micro_batch):
+    halves = {
+        "arrange": lambda x: x.unflatten(2, (2, 4)).transpose(1, 2).flatten(0, 1),  # (2 B, T, 4)
+        "back": lambda x, number: x.unflatten(0, (number, 2)).transpose(1, 2).flatten(2),
+    }
+    batch = batch_of(NUM_FRAMES)
+    whole = gradients(Clips(nn.Dropout(0.5), **halves), NUM_FRAMES, batch=batch)
+    assert relative(gradients(Clips(nn.Dropout(0.5), **halves), micro_batch, batch=batch), whole) < 1e-12
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3])
 def test_rows_that_are_not_samples_are_refused(micro_batch):
     time_first = {"arrange": lambda x: x.transpose(0, 1), "back": lambda x, number: x.transpose(0, 1)}
     gradients(Clips(nn.Dropout(0.5), **time_first), NUM_SAMPLES)
