@@ -149,6 +149,15 @@ def test_frames_that_nothing_refers_to_are_not_decoded(make_video, monkeypatch, 
     assert 2 <= len(decoded) <= 60 // 3 + 4
 
 
+def write_without_first_packets(whole, late):
+    """Write the video ``whole`` without its first four packets to ``late``, as a recording that began later."""
+    with av.open(str(whole)) as given, av.open(str(late), "w") as output:
+        stream = output.add_stream_from_template(given.streams.video[0])
+        for packet in [packet for packet in given.demux(video=0) if packet.size][4:]:
+            packet.stream = stream
+            output.mux(packet)
+
+
 @pytest.mark.parametrize(
     ("codec", "suffix"),
     [("mpeg4", "mkv"), ("flv", "flv"), ("msmpeg4", "mkv"), ("wmv2", "asf"), ("mpeg2video", "mkv"), ("libx264", "mkv")],
@@ -164,14 +173,20 @@ def test_a_recording_that_begins_between_keyframes_gives_no_frame_made_from_noth
         f"whole.{suffix}", 30, codec=codec, gop=10, frames=pictures, options=options, container=container
     )
     late = tmp_path / f"late.{suffix}"
-    with av.open(str(whole)) as given, av.open(str(late), "w") as output:
-        stream = output.add_stream_from_template(given.streams.video[0])
-        for packet in [packet for packet in given.demux(video=0) if packet.size][4:]:
-            packet.stream = stream
-            output.mux(packet)
+    write_without_first_packets(whole, late)
     clip = decode_clip(late, 20)
     assert clip.num_source_frames == 20
     np.testing.assert_array_equal(clip.frames, decode_clip(whole, 30).frames[10:])
+
+
+@pytest.mark.parametrize("codec", ["msmpeg4", "flv", "mpeg4", "libx264"])
+def test_a_recording_without_a_keyframe_is_refused(make_video, tmp_path, codec):
+    """In an AVI file ffmpeg calls the first packet of some codecs a keyframe, whatever it is."""
+    options = {"bf": "0", "sc_threshold": "0"} if codec == "libx264" else {}
+    whole, late = make_video("whole.avi", 30, codec=codec, gop=100, options=options), tmp_path / "late.avi"
+    write_without_first_packets(whole, late)
+    with pytest.raises(CorruptVideo, match="0 decode"):
+        decode_clip(late, 20)
 
 
 @pytest.mark.parametrize("codec", ["msmpeg4", "wmv2", "flv", "mpeg4", "libx264"])

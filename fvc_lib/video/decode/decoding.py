@@ -291,6 +291,11 @@ def _offer(path: Path, sink: Sink, place: int | None, frame: VideoFrame) -> None
 
 # ffmpeg assumes this rate where neither the container nor the bitstream states one.
 _ASSUMED_RATE = Fraction(25)
+# Codecs whose decoders do not wait for a keyframe, but predict the first frames from grey. AVI and MP4 may mark packets
+# as keyframes that are none.
+_PREDICTS_FROM_NOTHING = frozenset({
+    "mpeg4", "h263", "flv1", "msmpeg4v1", "msmpeg4v2", "msmpeg4v3", "wmv1", "wmv2", "rv10", "rv20",
+})  # fmt: skip
 # Where two recordings are joined, the packet marked as corrupt is one of the last before a keyframe.
 _PACKETS_TO_JOIN = 3
 
@@ -302,19 +307,22 @@ def _decode_all(source: VideoSource, table: FrameTable) -> Iterator[VideoFrame]:
         TruncatedVideo: the data of the last packet are lost.
         CorruptVideo: the data of another packet are lost.
     """
-    has_begun = False
+    reached_key, has_begun = False, source.codec_name not in _PREDICTS_FROM_NOTHING
     if table.is_closed[0] and table.is_shown.all():  # after trimmed packets references may be missing
         source.be_strict()
     for number, packet in enumerate(source.packets()):
-        has_begun = has_begun or packet.is_keyframe
-        if not has_begun:  # some decoders predict frames without their references from grey
+        reached_key = reached_key or packet.is_keyframe
+        if not reached_key:  # the recording begins within a group of pictures
             continue
         # Where two MPEG-TS recordings were joined, their packet counters differ, and ffmpeg assumes lost packets.
         soon = slice(number + 1, number + 1 + _PACKETS_TO_JOIN)
         if packet.is_corrupt and not (source.container_name == "mpegts" and table.is_key[soon].any()):
             is_last = number + 1 == len(table.pts)
             raise (TruncatedVideo if is_last else CorruptVideo)(source.path, f"data of packet {number} is lost")
-        yield from packet.decode()
+        for frame in packet.decode():
+            has_begun = has_begun or frame.key_frame
+            if has_begun:
+                yield frame
 
 
 def _order_and_seconds(source: VideoSource, times: list[int | None], table: FrameTable) -> tuple[IntArray, Seconds]:
