@@ -198,7 +198,7 @@ def model_card(run: RunPaths, predictor: "Predictor", *, final: bool = False) ->
     split = "One split: the epoch was chosen on the validation part, and the test part was looked at once."
     if config.task == DEFAULT_TASK:
         circumstances = headline.measure.circumstances(headline.num_samples, headline.num_groups)
-        chosen = "Nothing was chosen on the videos that were judged."
+        chosen = "No epoch, temperature or threshold was chosen on the videos that were judged."
         split = f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}. {chosen} {circumstances}"
     not_here = f"The numbers are of {config.num_trainings} networks, which are not here."
     return render(
