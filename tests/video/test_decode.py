@@ -149,6 +149,12 @@ def test_frames_that_nothing_refers_to_are_not_decoded(make_video, monkeypatch, 
     assert 2 <= len(decoded) <= 60 // 3 + 4
 
 
+def still_scene():
+    """Return 30 pictures of one scene, so that an encoder predicts each from the one before it."""
+    scene = np.random.default_rng(0).integers(60, 200, (48, 64, 3), np.uint8)
+    return [np.concatenate([scene[:40], np.full((8, 64, 3), 5 * number, np.uint8)]) for number in range(30)]
+
+
 def write_without_first_packets(whole, late):
     """Write the video ``whole`` without its first four packets to ``late``, as a recording that began later."""
     with av.open(str(whole)) as given, av.open(str(late), "w") as output:
@@ -165,12 +171,10 @@ def write_without_first_packets(whole, late):
 def test_a_recording_that_begins_between_keyframes_gives_no_frame_made_from_nothing(
     make_video, tmp_path, codec, suffix
 ):
-    scene = np.random.default_rng(0).integers(60, 200, (48, 64, 3), np.uint8)  # stays, so that frames are predicted
-    pictures = [np.concatenate([scene[:40], np.full((8, 64, 3), 5 * number, np.uint8)]) for number in range(30)]
     options = {"bf": "0", "sc_threshold": "0"} if codec == "libx264" else {}
     container = "asf" if suffix == "asf" else None
     whole = make_video(
-        f"whole.{suffix}", 30, codec=codec, gop=10, frames=pictures, options=options, container=container
+        f"whole.{suffix}", 30, codec=codec, gop=10, frames=still_scene(), options=options, container=container
     )
     late = tmp_path / f"late.{suffix}"
     write_without_first_packets(whole, late)
@@ -183,7 +187,8 @@ def test_a_recording_that_begins_between_keyframes_gives_no_frame_made_from_noth
 def test_a_recording_without_a_keyframe_is_refused(make_video, tmp_path, codec):
     """In an AVI file ffmpeg calls the first packet of some codecs a keyframe, whatever it is."""
     options = {"bf": "0", "sc_threshold": "0"} if codec == "libx264" else {}
-    whole, late = make_video("whole.avi", 30, codec=codec, gop=100, options=options), tmp_path / "late.avi"
+    whole = make_video("whole.avi", 30, codec=codec, gop=100, frames=still_scene(), options=options)
+    late = tmp_path / "late.avi"
     write_without_first_packets(whole, late)
     with pytest.raises(CorruptVideo, match="0 decode"):
         decode_clip(late, 20)
