@@ -285,8 +285,14 @@ def find_run_or_ensemble(runs_dir: AnyPath, name: str) -> RunPaths:
     """
     if is_ensemble(name):
         return RunPaths(Path(name).expanduser().absolute())
-    fitting = [each for each in list_ensembles(runs_dir) if "ensemble" in name and name in each.run_id]
-    return fitting[0] if len(fitting) == 1 else find_run(runs_dir, name)
+    known = list_ensembles(runs_dir) if "ensemble" in name else []
+    if not known:
+        return find_run(runs_dir, name)
+    fitting = [ensemble for ensemble in known if name in ensemble.run_id]
+    if len(fitting) != 1:
+        names = ", ".join(ensemble.run_id for ensemble in known)
+        raise UsageError(f"{len(fitting)} ensembles are called {name!r}, of {names}. Name one, or its path.")
+    return fitting[0]
 
 
 # Patterns that name many tars at once: ``shards/train-{000..099}.tar``, ``{real,fake}/*.tar``, ``repo/**/*.tar``.
