@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from fvc_lib.corpus.video_texts import index_video_texts
-from fvc_lib.detectors.own.video_text import positive_pairs, sigmoid_contrastive, softmax_contrastive
+from fvc_lib.detectors.own.video_text import positive_pairs
 from fvc_lib.detectors.texts.tokenizer import TextTokenizer
 from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.random_state import forked_random_state
@@ -182,8 +182,14 @@ def test_gradients_are_those_of_the_whole_batch_at_once(loss, micro_batch):
     outputs = oracle(batch.tensors)
     positives = positive_pairs(batch.tensors["video_index"], batch.tensors["text_index"])
     similarities = oracle.joint.scale(outputs["video_embedding"], outputs["text_embedding"])
-    dense = 0.7 * (softmax_contrastive if loss == "softmax" else sigmoid_contrastive)(similarities, positives)
-    dense = (dense + 0.5 * outputs["caption_loss"].sum()) / 6
+    wanted = positives.float()
+    if loss == "softmax":
+        ways = (similarities, wanted), (similarities.T, wanted.T)
+        losses = [F.cross_entropy(rows, of / of.sum(1, keepdim=True), reduction="sum") for rows, of in ways]
+        contrastive = 0.5 * sum(losses)
+    else:
+        contrastive = F.binary_cross_entropy_with_logits(similarities, wanted, reduction="sum")
+    dense = (0.7 * contrastive + 0.5 * outputs["caption_loss"].sum()) / 6
     dense.backward()
     transaction = BatchTransaction(task, model, Precision(resolve_device("cpu", "off")), CPU)
     found = transaction.gradients(batch, micro_batch)
