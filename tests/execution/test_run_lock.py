@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from fvc_lib.execution.run import status
 from fvc_lib.execution.run.status import is_task_worked_on, is_worked_on, run_lock
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
@@ -116,3 +117,10 @@ def test_without_system_locks_a_dead_host_and_the_file_to_delete_are_named(run, 
     assert is_worked_on(run.root)
     with pytest.raises(UsageError, match=r"process 77 on far-1.* delete .*run\.lock"), run_lock(run.root):
         pytest.fail("two at once")
+
+
+def test_a_lock_that_vanishes_while_it_is_looked_at_is_still_a_refusal(tmp_path, monkeypatch):
+    """Of two processes that start together both may refuse, and the first to end deletes its lock."""
+    monkeypatch.setattr(status, "is_held", lambda path, *patience: path.name == "run.lock")
+    with pytest.raises(UsageError, match="process unknown"), run_lock(tmp_path, ["01_data_index"]):
+        pass

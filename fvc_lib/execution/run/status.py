@@ -340,7 +340,9 @@ def _of_tasks(folder: Path) -> list[Path]:
 
 
 def _refusal(path: Path) -> UsageError:
-    owner = " on ".join(path.read_text().split())
+    owner = "unknown"
+    with contextlib.suppress(OSError):  # the other process may have ended since, and deleted its lock
+        owner = " on ".join(path.read_text().split()) or owner
     what = "this run" if path.name == "run.lock" else f"{path.stem} of this run"
     return UsageError(
         f"another process works on {what}: process {owner}. Wait for it or stop it, then repeat the command. "
