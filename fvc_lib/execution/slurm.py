@@ -15,9 +15,9 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fvc_lib.execution.plan import all_needed
 from fvc_lib.execution.stages import Task
@@ -93,15 +93,6 @@ class Site(BaseModel):
         days, _, clock = self.time.rpartition("-")
         hours, minutes, seconds = map(int, clock.split(":"))
         return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
-
-    @model_validator(mode="after")
-    def _time_is_longer_than_the_warning(self) -> Self:
-        if self.seconds <= self.signal_seconds:
-            raise ValueError(
-                f"TIME={self.time} is not longer than SIGNAL_SECONDS={self.signal_seconds}: a job would requeue itself "
-                "for ever. Give more time, or a later signal"
-            )
-        return self
 
 
 def read_site(path: Path | None = None) -> Site:
@@ -200,7 +191,7 @@ def plan_jobs(
     for group in groups:
         for stage in group:
             if stage.name in sharded:
-                add(_shards_job(stage, config, site, site.shard_tasks))
+                add(_job(f"{stage.name}_shards", [stage], config, site, shards=site.shard_tasks, ranks=1))
         # Names of jobs: 04_fold_training for one stage, 01_data_index_to_03_augmentation for several.
         name = group[0].name + (f"_to_{group[-1].name}" if len(group) > 1 else "")
         folds = sorted(task.fold for task in tasks if task.stage is group[0] and task.fold is not None)
@@ -234,7 +225,7 @@ def _groups(asked: Sequence[Stage], stages: Sequence[Stage], sharded: Collection
 
 def _job(
     name: str, group: Sequence[Stage], config: RunConfig, site: Site, *, folds: tuple[int, ...] | None = None,
-    ranks: int | None = None,
+    shards: int = 0, ranks: int | None = None,
 ) -> SlurmJob:  # fmt: skip
     """Return a job, without dependencies, that runs the stages ``group`` one after the other.
 
@@ -245,7 +236,8 @@ def _job(
         group: the stages.
         config: the run's parameters.
         site: the cluster's settings.
-        folds: numbers of the array's folds or shards; None: no array.
+        folds: numbers of the array's folds; None: no array of folds.
+        shards: number of shards of the only stage, one per array task; 0: no array of shards.
         ranks: number of processes that share one training. None: ``num_ranks`` of the configuration if the job trains,
             else 1.
     """
@@ -256,7 +248,8 @@ def _job(
     return SlurmJob(
         name=name,
         stages=tuple(stage.name for stage in group),
-        folds=folds,
+        folds=tuple(range(shards)) if shards else folds,
+        shards=shards,
         memory_mib=site.memory * processes,
         cpus=site.cpus,
         ranks=ranks,
@@ -264,12 +257,6 @@ def _job(
         gpus=site.gpus * processes if trains else 0,
         trains=trains,
     )
-
-
-def _shards_job(stage: Stage, config: RunConfig, site: Site, num_shards: int) -> SlurmJob:
-    folds = tuple(range(num_shards))
-    job = _job(f"{stage.name}_shards", [stage], config, site, folds=folds, ranks=1)
-    return job.model_copy(update={"shards": num_shards})
 
 
 def jobs_of_files(
@@ -290,7 +277,8 @@ def jobs_of_files(
     whole = _job(stage.name, [stage], config, site, ranks=1).model_copy(update={"command": tuple(command)})
     if (shards := min(site.shard_tasks, num_files)) < 2:
         return [whole]
-    array = _shards_job(stage, config, site, shards).model_copy(update={"command": (*command, "--shard")})
+    array = _job(f"{stage.name}_shards", [stage], config, site, shards=shards, ranks=1)
+    array = array.model_copy(update={"command": (*command, "--shard")})
     return [array, whole.model_copy(update={"after": (array.name,)})]
 
 
