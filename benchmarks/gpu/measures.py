@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.networks import NETWORKS
-from benchmarks.gpu.trainings import Case, Rate, Task, train, train_bare
+from benchmarks.gpu.trainings import Case, Rate, Task, finished_at, train, train_bare
 from fvc_lib.detectors.own.stems import FORENSIC
 from fvc_lib.engine import device as devices
 from fvc_lib.engine.loading import effective_batches, epoch_order, load_batches
@@ -103,7 +103,7 @@ def measure_busy(case: Case, network: str) -> Iterator[Figure]:
     # The first takes seconds, and may miss what comes early.
     with torch.profiler.profile(activities=[activities.CUDA]):
         torch.ones(1, device=device).add_(1)
-        devices.finished_at(device)
+        finished_at(device)
     # With what the processor does beside it, which costs more, only where the first way has found too little.
     for kinds in ([activities.CUDA], [activities.CPU, activities.CUDA]):
         figure = traced(case, network, kinds)
@@ -233,9 +233,9 @@ def measure_stem(case: Case, network: str) -> Iterator[Figure]:
             torch.cuda.reset_peak_memory_stats(device)
         seconds = []
         for _ in range(max(3, min(20, asked.short_steps))):
-            started = devices.finished_at(device)
+            started = finished_at(device)
             found = replace(FORENSIC, clips_at_once=clips).clip_by_clip(frames)
-            seconds.append(devices.finished_at(device) - started)
+            seconds.append(finished_at(device) - started)
         held = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
         apart, middle = float((found - one_by_one).abs().max()), statistics.median(seconds)
         peak = "" if held is None else f", peak {held / 1e6:.0f} MB"

@@ -127,6 +127,13 @@ class Case:
         return StoredClips(0, number, asked.frames, asked.side, str(self.folder / "clips"))
 
 
+def finished_at(device: torch.device) -> float:
+    """Seconds of ``time.perf_counter()`` when ``device`` has done what was asked of it."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()
+
+
 def train(
     case: Case,
     network: str,
@@ -145,10 +152,10 @@ def train(
         number = next(boundaries)
         if number == warmup:
             within.enter_context(around)
-            times.append((number, devices.finished_at(compute.device)))
+            times.append((number, finished_at(compute.device)))
         if number < warmup + steps and (number <= warmup or case.clock.left > LAST_SECONDS):
             return False
-        times.append((number, devices.finished_at(compute.device)))
+        times.append((number, finished_at(compute.device)))
         within.close()
         return True
 
@@ -185,7 +192,7 @@ def train_bare(case: Case, network: str, steps: int) -> Rate:
         )
         for number, loaded in enumerate(batches):
             if number == asked.warmup:
-                started = devices.finished_at(compute.device)
+                started = finished_at(compute.device)
             if number == asked.warmup + steps:
                 break
             batch = loaded.to(compute.device)
@@ -199,6 +206,6 @@ def train_bare(case: Case, network: str, steps: int) -> Rate:
             nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm)
             scaler.step(optimizer)
             scaler.update()
-        seconds = devices.finished_at(compute.device) - started
+        seconds = finished_at(compute.device) - started
     devices.release_cached_memory(compute.device)
     return Rate(steps * asked.batch / seconds, steps, {})

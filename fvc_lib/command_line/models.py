@@ -105,8 +105,8 @@ def standing_of_run(run: RunPaths) -> "Standing":
     from fvc_lib.services.tables import TASK_RESULTS
     from fvc_lib.tasks.predicting import ScoreRecord, Standing
 
-    headline = run_headline(run, with_memory=False)
-    if run_config(run.params_yaml).task == DEFAULT_TASK:
+    headline, task = run_headline(run, with_memory=False), run_config(run.params_yaml).task
+    if task == DEFAULT_TASK:
         sentences = headline.sentences
         rows = [
             (score.source, HEADLINE_METRIC, score.value, score.low, score.high)
@@ -114,8 +114,8 @@ def standing_of_run(run: RunPaths) -> "Standing":
             if score.source not in DISHONEST_CONTROLS
         ]
     else:
-        sentences = worth_of(run)
         results = read_tables([(run.run_id, run.task_results)], TASK_RESULTS).frame
+        sentences = worth_of(run, headline, results, task)
         results = results.filter(~pl.col("subject").str.starts_with("class:"))
         metric = pl.concat_str("subject", "metric", separator="/")
         rows = results.select("source", metric, "value", "low", "high").rows()

@@ -1,7 +1,6 @@
 """Choose the device, precision and CUDA kernels of a training, turn on gradient checkpointing, and read GPU memory."""
 
 import gc
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -149,16 +148,6 @@ def give_back_unused() -> None:
     """
     gc.collect()
     give_back_freed()
-
-
-def finished_at(device: torch.device) -> float:
-    """Wait until ``device`` has finished its queued work, and return ``time.perf_counter()`` in seconds.
-
-    Differences of two such times measure the duration of work on the device.
-    """
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter()
 
 
 def peak_device_bytes(device: torch.device) -> int | None:

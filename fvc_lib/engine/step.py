@@ -343,7 +343,10 @@ class BatchTransaction:
         self._least_failed = least
         self._report(OutOfMemory(self._where, failure, used, smaller))
         if smaller is None and comparing:
-            raise comparison_too_large(failure, work.num_samples)
+            raise MemoryExhaustedError(
+                f"out of memory in the loss that compares all {work.num_samples} samples of an effective batch with "
+                f"one another: {failure}. A smaller batch_size does not help here. {memory_advice('comparison')}"
+            )
         if smaller is None:
             raise sample_too_large(failure, work.batch)
         _logger.warning("out of memory (%s): micro-batch %d -> %d", failure, used, smaller)
@@ -437,17 +440,6 @@ def _mean_of(losses: Sequence[LossSum]) -> LossMean:
     for loss in losses:  # values are read only here, because every read waits for the device
         mean.update(loss)
     return mean
-
-
-def comparison_too_large(failure: str, num_samples: int) -> MemoryExhaustedError:
-    """Return the error to raise if a loss that compares all samples with each other does not fit into memory.
-
-    ``failure`` is the message of the out-of-memory error; ``num_samples`` is the size of the effective batch.
-    """
-    return MemoryExhaustedError(
-        f"out of memory in the loss that compares all {num_samples} samples of an effective batch with one another: "
-        f"{failure}. A smaller batch_size does not help here. {memory_advice('comparison')}"
-    )
 
 
 def sample_too_large(failure: str, batch: Batch) -> MemoryExhaustedError:

@@ -702,15 +702,19 @@ def run_headline(run: RunPaths, *, with_memory: bool = True) -> ReportHeadline:
     )
 
 
-def worth_of(run: RunPaths) -> tuple[str, ...]:
+def worth_of(run: RunPaths, headline: ReportHeadline, results: pl.DataFrame, task: str) -> tuple[str, ...]:
     """Return sentences on how far the results of a run without folds can be trusted.
 
     They are the run's verdict, its cautions, and each main score of its task with the scores of the controls. The
     verdict says whether the model is above its controls, the simple predictors that it must beat.
+
+    Args:
+        run: the run.
+        headline: its headline.
+        results: its TASK_RESULTS table.
+        task: its task.
     """
-    task = run_task(run_parameters(run))
-    results = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame
-    sentences = list(run_headline(run).sentences)
+    sentences = list(headline.sentences)
     for measured in every_task_score(results, task):
         scores = "; ".join(score.text for score in measured.scores)
         samples = count_text(measured.num_samples or 0, measured.measure.one)
