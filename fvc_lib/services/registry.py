@@ -578,7 +578,12 @@ class BackboneRegistry(Registry[Callable[[TrunkOptions], Any]]):
         Raises:
             UsageError: ``name`` is neither a backbone nor a detector.
         """
-        return name if self.is_own(name) else DETECTORS.check(name)
+        try:
+            return name if self.is_own(name) else DETECTORS.check(name)
+        except UsageError as error:
+            own = self.names()
+            more = f"A {self.kind} may also be {' or '.join(own)}.{did_you_mean(name, own)}"
+            raise UsageError(f"{error} {more}") from error
 
     def identity(self, name: str) -> str:
         """Return the text that represents the backbone or detector ``name`` in a run's hash."""
