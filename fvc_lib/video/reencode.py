@@ -292,12 +292,18 @@ class _Writer:
                 # Times ascend strictly, because players merge two frames with the same time.
                 self._last_pts = max(self._last_pts + 1, round(seconds / _TIME_BASE))
                 changed.pts = self._last_pts
-                self._output.mux(stream.encode(changed))
+                self._write(stream.encode(changed))
 
     def end(self) -> None:
         """Write the frames that the encoder still holds; call it after the last frame."""
         with ffmpeg_errors(self._source.path, UnsupportedVideo):
-            self._output.mux(self._stream.encode(None))
+            self._write(self._stream.encode(None))
+
+    def _write(self, packets: list[Any]) -> None:
+        try:
+            self._output.mux(packets)
+        except OSError as error:  # of the disk; as an error of ffmpeg it would count as one of the video
+            raise OSError(error.errno, error.strerror, error.filename) from error
 
     def _begun(self, frame: VideoFrame) -> VideoStream:
         """Add a stream to the container, with an encoder for frames like ``frame``, and return it."""

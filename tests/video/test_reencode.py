@@ -242,3 +242,8 @@ def test_the_bytes_are_the_same_every_time(tmp_path, make_video):
 def test_pictures_that_no_memory_holds_are_refused_with_the_reason(tmp_path, make_video):
     with pytest.raises(RefusedVideo, match="737280 x 2160"):
         made(make_video("wide.mp4", 2, width=8192, height=24), tmp_path, 2160)
+
+
+def test_a_file_that_cannot_be_written_is_no_error_of_the_video(make_video):
+    with pytest.raises(OSError, match="/proc"):
+        reencode(make_video("a.mp4", 5), "/proc/x.mp4", recipe_named("lossless"))

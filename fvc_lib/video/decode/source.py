@@ -93,7 +93,6 @@ class RefusedVideo(VideoError):
 
 
 MAX_PIXELS = 100_000_000  # of a frame
-_FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # Formats that ffmpeg may open. Playlists are excluded, because they load other files and addresses, and so is plain
 # text, which ffmpeg would draw. Sound formats are included so that the error for a sound file names the reason.
 _CONTAINERS = (
@@ -250,15 +249,13 @@ def check_size(path: Path, width: int, height: int) -> None:
 def ffmpeg_errors(path: Path, kind: type[VideoError]) -> Iterator[None]:
     """Turn errors of ffmpeg in the ``with`` block into ``kind``, and ``MemoryError`` into ``RefusedVideo``.
 
-    ``path`` is the video, for the message. Other errors are not changed, nor is that of a full disk.
+    ``path`` is the video, for the message. Other errors are not changed.
     """
     try:
         yield
     except MemoryError as error:  # raised by ffmpeg, or by numpy for a frame that ffmpeg has decoded
         raise RefusedVideo(path, "its frames need more memory than can be had") from error
     except av.error.FFmpegError as error:
-        if isinstance(error, OSError) and error.errno in _FULL_DISK:
-            raise
         raise kind(path, system_reason(error).rstrip(".")) from error
 
 
