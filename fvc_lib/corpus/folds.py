@@ -63,7 +63,8 @@ def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Ge
 
     def cost(load: FloatArray, part: int) -> FloatArray:
         deviation = (load - targets[part]) / totals
-        return np.asarray((deviation**2).sum(axis=-1) + _LACKS_A_CLASS * (load < 0.5).sum(axis=-1))
+        num_lacking = (load < 0.5).sum(axis=-1)
+        return np.asarray((deviation**2).sum(axis=-1) + _LACKS_A_CLASS * num_lacking)
 
     order = generator.permutation(num_parts)  # else the first of equally good parts would get every group
     sizes = np.bincount(type_of, minlength=len(types))
@@ -71,7 +72,9 @@ def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Ge
     load = (placed.T @ types).astype(np.float64)
     for kind in np.argsort(-(types / totals).max(axis=1), kind="stable"):
         for _ in range(int(sizes[kind] - placed[kind].sum())):
-            growth = [float(cost(load[part] + types[kind], part) - cost(load[part], part)) for part in order]
+            cost_without = [float(cost(load[part], part)) for part in order]
+            cost_with = [float(cost(load[part] + types[kind], part)) for part in order]
+            growth = np.subtract(cost_with, cost_without)
             part = order[int(np.argmin(np.round(growth, 12)))]
             placed[kind, part] += 1
             load[part] += types[kind]
@@ -81,22 +84,27 @@ def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Ge
 
     def best_swap(a: int, b: int) -> tuple[float, int, int, int, int]:
         change_of_a = cost(load[a] + gain, a) - cost(load[a], a)
-        change = change_of_a + cost(load[b] - gain, b) - cost(load[b], b)
-        is_possible = (placed[:, a] > 0)[:, None] & (placed[:, b] > 0)
+        changed_b = cost(load[b] - gain, b)
+        change = change_of_a + changed_b - cost(load[b], b)
+        a_has = placed[:, a] > 0
+        b_has = placed[:, b] > 0
+        is_possible = a_has[:, None] & b_has
         change = np.where(is_possible, np.round(change, 10), np.inf)
         give, take = divmod(int(np.argmin(change)), len(types))
         return float(change[give, take]), give, take, a, b
 
     while True:
         load = (placed.T @ types).astype(np.float64)
-        saving, give, take, a, b = min(best_swap(*pair) for pair in combinations(range(num_parts), 2))
+        swaps = (best_swap(*pair) for pair in combinations(range(num_parts), 2))
+        saving, give, take, a, b = min(swaps)
         if saving > -_TINY:
             break
         placed[give, [a, b]] += [-1, 1]
         placed[take, [a, b]] += [1, -1]
     parts = np.empty(len(type_of), dtype=np.int64)
     for kind in range(1, len(types)):
-        parts[generator.permutation(np.flatnonzero(type_of == kind))] = np.repeat(np.arange(num_parts), placed[kind])
+        groups = generator.permutation(np.flatnonzero(type_of == kind))
+        parts[groups] = np.repeat(np.arange(num_parts), placed[kind])
     return parts
 
 
@@ -105,7 +113,8 @@ def _spread(count: int, size: int, generator: np.random.Generator) -> IntArray:
 
     This is systematic sampling (W. G. Cochran, "Sampling Techniques", 1977).
     """
-    return np.floor((np.arange(count) + generator.random()) * size / max(count, 1)).astype(np.int64)
+    positions = (np.arange(count) + generator.random()) * size / max(count, 1)
+    return np.floor(positions).astype(np.int64)
 
 
 # --- Make folds, and the training, validation and test parts of one training.
@@ -130,7 +139,8 @@ class FoldSplit:
 
     def __post_init__(self) -> None:
         parts = zip(PARTS, (self.train, self.validation, self.test), strict=True)
-        _refuse_leaks(pl.concat(rows.with_columns(part=pl.lit(part)) for part, rows in parts), "part", self.leaking)
+        with_part = (rows.with_columns(part=pl.lit(part)) for part, rows in parts)
+        _refuse_leaks(pl.concat(with_part), "part", self.leaking)
 
 
 def make_folds(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
@@ -150,7 +160,8 @@ def make_folds(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
     videos = index.select("video_id", "group_id", "label").sort("video_id")
     refuse_empty_index(videos)
     refuse_few_groups(videos, num_folds)
-    fold_of = _balanced(videos, [1 / num_folds] * num_folds, np.random.default_rng([seed, _OUTER]))
+    equal_shares = [1 / num_folds] * num_folds
+    fold_of = _balanced(videos, equal_shares, np.random.default_rng([seed, _OUTER]))
     fold = pl.col("group_id").replace_strict(fold_of, return_dtype=pl.Int64)
     folds = videos.with_columns(fold=fold).select(*FOLDS.columns)
     check_folds(folds)
@@ -201,7 +212,8 @@ def check_folds(folds: pl.DataFrame, leaking: Collection[str] = ()) -> None:
     Raises:
         LeakageError: a check fails; the message lists the ids.
     """
-    lonely = folds.filter(pl.col("group_id").is_null() | (pl.col("group_id") == ""))["video_id"]
+    has_no_group = pl.col("group_id").is_null() | (pl.col("group_id") == "")
+    lonely = folds.filter(has_no_group)["video_id"]
     if len(lonely):
         raise LeakageError(f"{len(lonely)} videos have no group: {some_of(lonely.to_list())}. Build the index again.")
     _refuse_leaks(folds, "fold", leaking)
@@ -212,7 +224,8 @@ def _refuse_divided(rows: pl.DataFrame, column: str, leaking: Collection[str] = 
 
     ``leaking`` names the groups for which that is allowed.
     """
-    groups = rows.filter(~pl.col("group_id").is_in(sorted(leaking))).group_by("group_id")
+    may_leak = pl.col("group_id").is_in(sorted(leaking))
+    groups = rows.filter(~may_leak).group_by("group_id")
     ends = groups.agg(first=pl.col(column).min(), last=pl.col(column).max())
     divided = ends.filter(pl.col("first") != pl.col("last")).sort("group_id")
     if divided.height:
@@ -280,7 +293,8 @@ class TrainingRows:
                 missing in the training or validation part of the official split.
             LeakageError: a group that is not in ``leaking`` is in several folds.
         """
-        rows = self.folds.filter(~pl.col("video_id").is_in(sorted(without))).sort("video_id")
+        is_left_out = pl.col("video_id").is_in(sorted(without))
+        rows = self.folds.filter(~is_left_out).sort("video_id")
         check_folds(rows, self.leaking)
         is_test = pl.lit(False) if fold is None else pl.col("fold") == fold
         test = rows.filter(is_test)
@@ -305,7 +319,8 @@ class TrainingRows:
         elif inner_validation_share:
             shares = [1 - inner_validation_share, inner_validation_share]
             part_of = _balanced(rest, shares, np.random.default_rng([seed, _INNER, fold]))
-            in_validation = pl.col("group_id").is_in([group for group, part in part_of.items() if part == 1])
+            chosen = [group for group, part in part_of.items() if part == 1]
+            in_validation = pl.col("group_id").is_in(chosen)
         return FoldSplit(rest.filter(~in_validation), rest.filter(in_validation), test, self.leaking)
 
 
@@ -425,13 +440,15 @@ def shuffle_labels_by_group(folds: pl.DataFrame, seed: int) -> pl.DataFrame:
     """
     # A group that an official split divides between two parts gets the same label in both.
     home = folds.with_columns(pl.col("fold").min().over("group_id"))
-    groups = home.group_by("group_id", "fold").agg((pl.col("label") == "fake").mean().alias("fake_share"))
+    fake_share = (pl.col("label") == "fake").mean()
+    groups = home.group_by("group_id", "fold").agg(fake_share=fake_share)
     generator = np.random.default_rng([seed, _SHUFFLED])
     drawn = []
     for members in groups.sort("fold", "group_id").partition_by("fold", maintain_order=True):
         shares = members["fake_share"].to_numpy()
         # Rounded up or down at random: else folds that consist of one group with both labels would all get one label.
-        num_fake = int(np.floor(round(float(shares.sum()), 9) + generator.random()))
+        expected_fake = round(float(shares.sum()), 9)
+        num_fake = int(np.floor(expected_fake + generator.random()))
         if len(shares) >= 2:
             num_fake = min(max(num_fake, 1), len(shares) - 1)
         # Fakes are spread evenly over the groups, which are sorted by true label and, within a label, at random.

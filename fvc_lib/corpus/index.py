@@ -55,7 +55,8 @@ def group_annotations(listing: Listing) -> tuple[dict[str, str], tuple[Merge, ..
     joined stated groups. A source id without a stated group forms a group called ``source <source id>``.
     """
     sources = listing.annotations["source_id"].unique().sort().to_list()
-    group_ids, merges = join_groups([GroupMember(source, source, None) for source in sources], (), listing.memberships)
+    members = [GroupMember(source, source, None) for source in sources]
+    group_ids, merges = join_groups(members, (), listing.memberships)
     return dict(zip(sources, group_ids, strict=True)), merges
 
 
@@ -68,7 +69,8 @@ def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
     Args:
         annotations: ANNOTATIONS table: one row for each row of the label source.
     """
-    rows = annotations.drop_nulls("label").filter(pl.col("label").n_unique().over("source_id") == 1)
+    num_labels = pl.col("label").n_unique().over("source_id")
+    rows = annotations.drop_nulls("label").filter(num_labels == 1)
     rows = rows.filter(pl.col("label").is_in(LABELS)).unique("source_id", keep="first", maintain_order=True)
     return rows.select("group_id", "label", video_id="source_id").sort("video_id")
 
@@ -214,7 +216,8 @@ def build_index(
         videos = _settle_contents(videos, reject)
     if config.dev_groups:
         labels_of = dict(videos.group_by("group_id").agg(pl.col("label").unique()).iter_rows())
-        in_trial = pl.col("group_id").is_in(sorted(trial_groups(labels_of, config.dev_groups, config.seed)))
+        chosen = trial_groups(labels_of, config.dev_groups, config.seed)
+        in_trial = pl.col("group_id").is_in(sorted(chosen))
         outside = videos.filter(~in_trial)["path"]
         reject(outside, "not_in_trial", f"its group is not among the {config.dev_groups} of the trial (dev_groups).")
         videos = videos.filter(in_trial)
@@ -342,7 +345,8 @@ def _settle_contents(videos: pl.DataFrame, reject: Reject) -> pl.DataFrame:
         reject(rows["path"], "conflicting_labels", f"one content with two labels: {stated}. Keep the right one.")
     first = pl.col("path").first().over("content_sha256", "corpus")
     videos = videos.filter(~is_disputed).with_columns(first=first)
-    for path, used in videos.filter(pl.col("path") != pl.col("first")).select("path", "first").iter_rows():
+    repeats = videos.filter(pl.col("path") != pl.col("first"))
+    for path, used in repeats.select("path", "first").iter_rows():
         reject([path], "duplicate_content", f"{_SAME_AS}{used!r}{_USED}")
     return videos.filter(pl.col("path") == pl.col("first")).drop("first")
 
@@ -421,7 +425,8 @@ def _with_ids(videos: pl.DataFrame) -> pl.DataFrame:
     content = pl.col("content_sha256")
     own = content.replace_strict(video_ids(videos["content_sha256"]), return_dtype=pl.String)
     end = "-" + pl.col("corpus").str.replace_all("[^0-9A-Za-z_-]+", "-")  # ids become names of files
-    video_id = pl.when(pl.len().over(content) > 1).then(own + end).otherwise(own)
+    is_repeated = pl.len().over(content) > 1
+    video_id = pl.when(is_repeated).then(own + end).otherwise(own)
     return videos.with_columns(video_id=video_id).select(*INDEX.columns).sort("video_id")
 
 

@@ -223,8 +223,8 @@ def join_frames(
         if not problem:
             num_frames += len(numbers)
             stated = [json.loads(rows[number].attributes or "{}").items() for number in numbers]
-            common = attributes_text(dict(set(stated[0]).intersection(*stated)))
-            video = replace(rows[first], path=folder, source_id=folder, attributes=common)
+            common = dict(set(stated[0]).intersection(*stated))
+            video = replace(rows[first], path=folder, source_id=folder, attributes=attributes_text(common))
             left[first] = video, ((files.check(folder) or folder) if usable else places[first])
     notes = (f"{num_frames:,} rows name frames: each folder of them is one video.",) if num_frames else ()
     return [row for row, _ in left.values()], [place for _, place in left.values()], notes

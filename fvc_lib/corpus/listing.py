@@ -265,7 +265,8 @@ def read_corpus(
     finally:
         READING.reset(token)
     labels = {entry.label for entry in listing.entries}
-    if missing := [f"{label} videos: expected {at}" for label, at in loader.expected.items() if label not in labels]:
+    missing = [f"{label} videos: expected {at}" for label, at in loader.expected.items() if label not in labels]
+    if missing:
         raise DataError(
             f"corpus {str(corpus)!r}: looks like {loader.title}, but has none of its {'; '.join(missing)} (not used: "
             f"{reasons_text(listing.rejected)}). Unpack it as it was published, or write a manifest."
@@ -303,7 +304,8 @@ def stated_label(cell: str, column: str = "label") -> str | None:
     It is translated by ``label_map`` of ``READING``, or else as the name of the column says (``TRUTHS``).
     """
     text = escape_text(cell.strip().lower())
-    return {**TRUTHS.get(column.lower(), {}), **READING.get().label_map}.get(text, text) or None
+    meanings = {**TRUTHS.get(column.lower(), {}), **READING.get().label_map}
+    return meanings.get(text, text) or None
 
 
 def label_map_hint(option: str = "-p label_map") -> str:

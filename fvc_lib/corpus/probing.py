@@ -94,7 +94,9 @@ def probed(path: Path, probe: VideoProbe, clip: Clip) -> dict[str, Any]:
         VideoError: the file can no longer be read as a video.
     """
     box = clip.content
-    picture = clip.frames[:, :, box.top : box.top + box.height, box.left : box.left + box.width]
+    rows = slice(box.top, box.top + box.height)
+    columns = slice(box.left, box.left + box.width)
+    picture = clip.frames[:, :, rows, columns]
     return {
         "probe": asdict(probe),
         "content_sha256": sha256_of_video(path),
@@ -226,11 +228,13 @@ def probe_files(
         OSError: a re-encoded file cannot be written.
     """
     root = Path(root)
-    stem = f"{kind.store}_{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]}"
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()
+    stem = f"{kind.store}_{digest[:16]}"
     store = Path(work_dir) / f"{stem}{writer and '.'}{writer}.jsonl"
     version = sha256_of_json([kind.library, code_hash(__name__, kind.code)])[:16]
     states = {path: file_state(root / path_from_text(path)) for path in paths}
-    results = _stored(version, sorted({store, *Path(work_dir).glob(f"{stem}*.jsonl")}), states)
+    stores = sorted({store, *Path(work_dir).glob(f"{stem}*.jsonl")})
+    results = _stored(version, stores, states)
     todo = [path for path in states if path not in results]
     num_known = len(results)
     report = progress or (lambda done, total: None)

@@ -508,10 +508,12 @@ def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.Da
     else:
         rows = _parts_of_folds(index, make_folds(index, num_folds, seed), num_folds)
     columns = ("video_id", "group_id", "label", "fold", "target", "part", "reason")
-    copies = whole.join(index, on="video_id", how="anti").join(rows.select("fold").unique(), how="cross")
+    left = whole.join(index, on="video_id", how="anti")
+    copies = left.join(rows.select("fold").unique(), how="cross")
     reason = pl.lit("the same file content as another corpus's, which takes part")
     copies = copies.with_columns(part=pl.lit(LEFT_OUT), reason=reason, target=pl.lit(None, pl.String))
-    table = pl.concat([rows.select(columns), copies.select(columns)]).with_columns(protocol=pl.lit(name))
+    table = pl.concat([rows.select(columns), copies.select(columns)])
+    table = table.with_columns(protocol=pl.lit(name))
     table = table.select(*PROTOCOL.columns).sort("fold", "video_id")
     check_protocol(table, whole)
     return check_table(table, PROTOCOL, "protocol")
@@ -552,7 +554,8 @@ def check_protocol(table: pl.DataFrame, index: pl.DataFrame) -> None:
     videos = index["video_id"].sort().to_list()
     for fold, rows in _by_training(table):
         side = pl.col("part").replace_strict({part: number for number, part in enumerate(PARTS)})
-        check_folds(rows.filter(pl.col("part") != LEFT_OUT).with_columns(fold=side), training_rows(table, fold).leaking)
+        sides = rows.filter(pl.col("part") != LEFT_OUT).with_columns(fold=side)
+        check_folds(sides, training_rows(table, fold).leaking)
         if rows["video_id"].sort().to_list() != videos:
             raise DataError(f"protocol: training {fold} has not one row for each video. Make the folds again.")
         for part in ("train", "test"):
@@ -592,7 +595,8 @@ def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
     """
     rows = table.filter((pl.col("fold") == fold) & (pl.col("part") != LEFT_OUT))
     number = pl.when(pl.col("part") == "test").then(fold).otherwise(fold + 1)
-    leaking = rows.filter((pl.col("protocol") == names.OFFICIAL) & pl.col("reason").is_not_null())["group_id"]
+    is_leaking = (pl.col("protocol") == names.OFFICIAL) & pl.col("reason").is_not_null()
+    leaking = rows.filter(is_leaking)["group_id"]
     numbered = rows.with_columns(fold=number.cast(pl.Int64)).select(*FOLDS.columns)
     validation = rows.filter(pl.col("part") == "validation")["video_id"]
     return TrainingRows(numbered.sort("video_id"), frozenset(validation), frozenset(leaking))
@@ -629,7 +633,8 @@ def parts_table(table: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
         split = training_rows(table, fold).split(fold, inner_validation_share=share, seed=config.seed)
         targets = ", ".join(part["target"].drop_nulls().unique().sort())
         left_out = int((part["part"] == LEFT_OUT).sum())
-        rows.append((fold, targets, split.train.height, split.validation.height, split.test.height, left_out))
+        sizes = (split.train.height, split.validation.height, split.test.height)
+        rows.append((fold, targets, *sizes, left_out))
     return pl.DataFrame(rows, schema=["fold", "target", *PARTS, LEFT_OUT], orient="row")
 
 
@@ -654,7 +659,7 @@ def official_leaks(index: pl.DataFrame) -> pl.DataFrame:
     """
     counts = ((pl.col("official_split") == part).sum().cast(pl.Int64).alias(part) for part in PARTS)
     known = index.drop_nulls("official_split").sort("official_split", "path")
-    known = known.group_by("group_id").agg(
-        *counts, paths=pl.format("{} ({})", "path", "official_split").head(4).str.join(", ")
-    )
-    return known.filter(pl.sum_horizontal(pl.col(part) > 0 for part in PARTS) > 1).sort("group_id")
+    paths = pl.format("{} ({})", "path", "official_split").head(4).str.join(", ")
+    known = known.group_by("group_id").agg(*counts, paths=paths)
+    num_parts = pl.sum_horizontal(pl.col(part) > 0 for part in PARTS)
+    return known.filter(num_parts > 1).sort("group_id")

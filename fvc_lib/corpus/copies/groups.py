@@ -108,7 +108,8 @@ def join_groups(
         groups = groups_of.get(member.source_id)
         node_of[member.path] = ("group", min(groups)) if groups else ("source", member.source_id)
     # Maps each node to its name: the stated group, or the first path of a member.
-    names: dict[_Node, str] = {("group", group): group for group in sorted(set().union(*groups_of.values()))}
+    all_groups = sorted(set[str]().union(*groups_of.values()))
+    names: dict[_Node, str] = {("group", group): group for group in all_groups}
     for path, node in node_of.items():
         names.setdefault(node, path)
     number = {node: place for place, node in enumerate(names)}
@@ -123,7 +124,8 @@ def join_groups(
         content = content_of[path]
         if content is not None:
             links.append((first_node.setdefault(content, node), node, "same_content", content[:16]))
-    for one, other in sorted(sorted((members[a].path, members[b].path)) for a, b in near_duplicates):
+    near_paths = (sorted((members[a].path, members[b].path)) for a, b in near_duplicates)
+    for one, other in sorted(near_paths):
         links.append((node_of[one], node_of[other], "near_duplicate", f"{one} ~ {other}"))
 
     components = Components(len(number))
@@ -131,12 +133,14 @@ def join_groups(
     joined = list[tuple[int, str, str, str, str]]()
     for left, right, why, evidence in links:
         place = number[left]
-        sides = sorted((smallest[components.label[place]], smallest[components.label[number[right]]]))
-        if components.join(place, number[right]):
+        right_place = number[right]
+        sides = sorted((smallest[components.label[place]], smallest[components.label[right_place]]))
+        if components.join(place, right_place):
             smallest[components.label[place]] = sides[0]
             joined.append((place, why, evidence, *sides))
 
-    labels = [int(components.label[number[node_of[member.path]]]) for member in members]
+    places = [number[node_of[member.path]] for member in members]
+    labels = [int(components.label[place]) for place in places]
     group_ids = dict[int, str]()
     for label, member in zip(labels, members, strict=True):
         content = member.content_sha256
@@ -147,12 +151,9 @@ def join_groups(
         if kind == "group":
             stated[int(components.label[place])].append(name)
     for label in group_ids.keys() & stated.keys():
-        more = len(stated[label]) - 1
-        group_ids[label] = f"{stated[label][0]}+{more} more" if more else stated[label][0]
+        first, *others = stated[label]
+        group_ids[label] = f"{first}+{len(others)} more" if others else first
+    labelled = [(int(components.label[place]), facts) for place, *facts in joined]
     # A component without a member has no id.
-    merges = [
-        Merge(group_ids[components.label[place]], *facts)
-        for place, *facts in joined
-        if components.label[place] in group_ids
-    ]
+    merges = [Merge(group_ids[label], *facts) for label, facts in labelled if label in group_ids]
     return tuple(group_ids[label] for label in labels), tuple(merges)

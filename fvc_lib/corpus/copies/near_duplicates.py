@@ -86,11 +86,13 @@ def near_duplicate_links(hashes: Sequence[str | None], max_bits: int) -> list[tu
     kinds: dict[str | None, int] = {}
     equals = [(kinds.setdefault(hashes[place], n), n) for n, place in enumerate(judge.known)]
     distinct = np.array(list(kinds.values()), np.int64)
-    copies = np.array([(one, other, 0, 0) for one, other in equals if one != other], np.int64).reshape(-1, 4)
+    repeats = [(one, other, 0, 0) for one, other in equals if one != other]
+    copies = np.array(repeats, np.int64).reshape(-1, 4)
     links = list(_link(clusters, judge, copies.T))
     for frame in _middle_frames(judge.table.shape[1]):
         links.extend(_FrameSearch(judge, frame, distinct).links(clusters))
-    pairs = judge.known[np.sort(np.array(links, np.int64).reshape(-1, 2))]
+    numbers = np.array(links, np.int64).reshape(-1, 2)
+    pairs = judge.known[np.sort(numbers)]
     return sorted((one, other) for one, other in pairs.tolist())
 
 
@@ -107,10 +109,12 @@ def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
     """
     closely = max(0, max_bits - _CLOSER_BITS)
     near = np.zeros(len(table), np.bool_)
-    for frame, mirror in itertools.product(_middle_frames(len(one)), (np.uint64(0), MIRROR_BITS)):
+    mirrors = (np.uint64(0), MIRROR_BITS)
+    for frame, mirror in itertools.product(_middle_frames(len(one)), mirrors):
         codes = table[:, frame]
-        bits = _bits_apart(codes[:, :1], one[frame], mirror), _bits_apart(one[frame, :1], codes, mirror)
-        near |= (np.minimum(*bits) <= closely).any(axis=1)
+        bits_in_one = _bits_apart(codes[:, :1], one[frame], mirror)
+        bits_in_other = _bits_apart(one[frame, :1], codes, mirror)
+        near |= (np.minimum(bits_in_one, bits_in_other) <= closely).any(axis=1)
     return np.flatnonzero(near)
 
 
@@ -124,7 +128,9 @@ def _bits_apart(whole: Codes, part: Codes, mirror: Codes | np.uint64) -> Pixels:
         part: codes of windows of other pictures.
         mirror: the bits to flip in ``whole`` first: ``MIRROR_BITS`` to mirror the picture, 0 to leave it as it is.
     """
-    return np.where((whole != 0) & (part != 0), np.bitwise_count(whole ^ mirror ^ part), np.uint8(255))
+    can_compare = (whole != 0) & (part != 0)
+    num_bits = np.bitwise_count(whole ^ mirror ^ part)
+    return np.where(can_compare, num_bits, np.uint8(255))
 
 
 class Judge:
@@ -143,7 +149,8 @@ class Judge:
         self.known = np.array([place for place, text in enumerate(hashes) if text is not None], np.int64)
         self.table, looks = parse_hashes([text for text in hashes if text is not None])
         self._looks = SameFootage(looks) if looks.size else None
-        self.max_bits, self.closely = max_bits, max(0, max_bits - _CLOSER_BITS)
+        self.max_bits = max_bits
+        self.closely = max(0, max_bits - _CLOSER_BITS)
 
     def hashes_agree(self, candidates: Candidates, looks: SameFootage | None = None) -> Flags:
         """Return for each of K candidates whether the hashes of its two videos agree, bool (K,).
@@ -171,7 +178,8 @@ class Judge:
         same = np.zeros_like(closely)
         for view in _time_views(num_frames):
             near = np.stack([bits(*frames) <= self.max_bits for frames in view])
-            enough = closely & ~same & (2 * near.sum(axis=0) > num_frames)
+            most_agree = 2 * near.sum(axis=0) > num_frames
+            enough = closely & ~same & most_agree
             if looks is not None and enough.any():
                 enough[enough] = looks.agree(candidates[:, enough], view, near[:, enough].T)
             same |= enough
@@ -192,7 +200,8 @@ class Judge:
 
 def _apart(clusters: Components, candidates: Candidates) -> Candidates:
     """Return those of K ``candidates`` (4, K) whose two videos are not connected yet in ``clusters``."""
-    return candidates[:, clusters.label[candidates[0]] != clusters.label[candidates[1]]]
+    is_apart = clusters.label[candidates[0]] != clusters.label[candidates[1]]
+    return candidates[:, is_apart]
 
 
 def _link(clusters: Components, judge: Judge, candidates: Candidates) -> Iterator[tuple[int, int]]:
@@ -210,7 +219,8 @@ def _link(clusters: Components, judge: Judge, candidates: Candidates) -> Iterato
             # Looks are expensive: compare only the fewest pairs that would connect as many videos as all pairs.
             labels, ends = np.unique(clusters.label[near[:2]], return_inverse=True)
             joined = Components(len(labels))
-            is_first = np.array([joined.join(*pair) for pair in ends.reshape(2, -1).T.tolist()])
+            pairs = ends.reshape(2, -1).T.tolist()
+            is_first = np.array([joined.join(*pair) for pair in pairs])
             first = near[:, is_first]
             same = first[:2, judge.agree(first)]
             yield from (pair for pair in zip(*same.tolist(), strict=True) if clusters.join(*pair))
@@ -250,12 +260,14 @@ class _FrameSearch:
             search = BlockSearch(self._codes, blocks, number, self._judge.closely)
             waiting: list[Candidates] = []
             for query, entry in search.pairs(self._queries, self._chooser(clusters)):
-                (one, is_mirrored), (other, window) = self._whole(query), self._window(entry)
+                one, is_mirrored = self._whole(query)
+                other, window = self._window(entry)
                 # A pair of whole pictures is found twice, in both orders; one order is enough.
                 is_pair = np.where(window == 0, one < other, one != other)
                 found = np.stack([one, other, window, is_mirrored])
                 waiting.append(_apart(clusters, found[:, is_pair]))
-                if sum(part.shape[1] for part in waiting) > _PAIRS_AT_ONCE:
+                num_waiting = sum(part.shape[1] for part in waiting)
+                if num_waiting > _PAIRS_AT_ONCE:
                     yield from _link(clusters, self._judge, np.concatenate(waiting, axis=1))
                     waiting = []
             if waiting:
@@ -286,17 +298,20 @@ class _FrameSearch:
         table = self._judge.table
 
         def choose(query: Places, entry: Places, near: Callable[[Places], Flags]) -> tuple[Places, Places]:
-            (one, is_mirrored), (other, window) = self._whole(query), self._window(entry)
+            one, is_mirrored = self._whole(query)
+            other, window = self._window(entry)
             own = clusters.label[one]
             others = clusters.label[other]
-            some = np.flatnonzero(others != own[0]) if (own == own[0]).all() else np.arange(len(entry))
+            are_connected = (own == own[0]).all()
+            some = np.flatnonzero(others != own[0]) if are_connected else np.arange(len(entry))
             is_near = near(some)
             if self._telling and is_near.any():
                 may_be = np.zeros_like(is_near)
                 mirrors = (is_mirrored * MIRROR_BITS)[:, None]
                 for first, second in self._telling:
                     part = table[other[some], second, window[some]]
-                    may_be |= _bits_apart(table[one, first, :1], part, mirrors) <= self._judge.max_bits
+                    num_bits = _bits_apart(table[one, first, :1], part, mirrors)
+                    may_be |= num_bits <= self._judge.max_bits
                 is_near &= may_be
             row, column = np.nonzero(is_near)
             return row, some[column]
@@ -315,8 +330,9 @@ def _telling_frames(num_frames: int, frame: int) -> TimeView:
     uses = Counter(itertools.chain(*views))
     telling: dict[tuple[int, int], None] = {}
     for view in views:
-        others = sorted((pair for pair in view if pair != (frame, frame)), key=lambda pair: -uses[pair])
-        telling |= dict.fromkeys(others[: num_frames - num_frames // 2])
+        others = (pair for pair in view if pair != (frame, frame))
+        most_used = sorted(others, key=lambda pair: -uses[pair])
+        telling |= dict.fromkeys(most_used[: num_frames - num_frames // 2])
     return tuple(telling)
 
 
@@ -336,7 +352,8 @@ def _time_views(num_frames: int) -> tuple[TimeView, ...]:
     views = [tuple((frame, frame) for frame in range(num_frames))]
     for start, end in ((1, 0), (0, 1), (1, 1)):  # fifths that are cut off the start and the end
         # For each frame of the cut copy, the nearest sampled frame of the uncut video; exact integer arithmetic.
-        nearest = [(2 * (start * last + (5 - start - end) * frame) + 5) // 10 for frame in range(num_frames)]
+        kept = 5 - start - end  # fifths
+        nearest = [(2 * (start * last + kept * frame) + 5) // 10 for frame in range(num_frames)]
         views.append(tuple(enumerate(nearest)))
         views.append(tuple((whole, copy) for copy, whole in enumerate(nearest)))
     return tuple(dict.fromkeys(views))
@@ -363,7 +380,8 @@ class Block:
 
     def keys(self, codes: Codes) -> Codes:
         """Return the key of each code: the bits of this block, as a number below ``2**size``; shape of ``codes``."""
-        return (codes >> np.uint64(self.start)) & np.uint64((1 << self.size) - 1)
+        lowest_bits = np.uint64((1 << self.size) - 1)
+        return (codes >> np.uint64(self.start)) & lowest_bits
 
     def masks(self) -> Iterator[np.uint32]:
         """Yield all numbers of ``size`` bits in which at most ``radius`` bits are set."""
@@ -423,7 +441,8 @@ class BlockSearch:
     """
 
     def __init__(self, entries: Codes, blocks: Sequence[Block], number: int, max_bits: int) -> None:
-        self._block, self._earlier, self._max_bits = blocks[number], blocks[:number], max_bits
+        self._block, self._earlier = blocks[number], blocks[:number]
+        self._max_bits = max_bits
         self._codes, keys, self._position = _sorted_by(self._block, entries)
         # The position of the first entry of each key; the last value is the number of entries.
         all_keys = np.arange((1 << self._block.size) + 1, dtype=np.uint32)
@@ -444,7 +463,8 @@ class BlockSearch:
             first = self._starts.take(keys)
             counts = self._starts.take(keys + np.uint32(1)) - first
             if has_large:
-                for kind in np.flatnonzero(counts[start_of] * times >= _LARGE_PAIRS):
+                num_pairs = counts[start_of] * times
+                for kind in np.flatnonzero(num_pairs >= _LARGE_PAIRS):
                     start = start_of[kind]
                     some = slice(start, start + times[kind])
                     entries = slice(first[start], first[start] + counts[start])
@@ -464,7 +484,8 @@ class BlockSearch:
         for some in np.split(active, np.flatnonzero(np.diff(round_of)) + 1):
             query = np.repeat(some, counts[some])
             begin = np.cumsum(counts[some]) - counts[some]
-            entry = np.arange(len(query)) + np.repeat(first[some] - begin, counts[some])
+            shift = np.repeat(first[some] - begin, counts[some])
+            entry = np.arange(len(query)) + shift
             difference = queries[query] ^ self._codes[entry]
             near = np.flatnonzero(np.bitwise_count(difference) <= self._max_bits)
             near = near[self._is_new(difference[near])]

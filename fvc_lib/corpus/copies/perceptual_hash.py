@@ -115,8 +115,10 @@ def _looks(frames: Pixels, grids: Grid) -> Pixels:
     """
     luma = grid_average(grids, LOOK_LUMA_SIDE)
     rgb = np.stack([grid_average(frame, LOOK_COLOUR_SIDE) for frame in frames])
-    colour = 128 + (rgb[:, [2, 0]] - grid_average(grids, LOOK_COLOUR_SIDE)[:, None]) / 2
-    values = np.concatenate([part.reshape(len(frames), -1) for part in (luma, colour)], axis=1)
+    coarse_luma = grid_average(grids, LOOK_COLOUR_SIDE)
+    colour = 128 + (rgb[:, [2, 0]] - coarse_luma[:, None]) / 2
+    rows = [part.reshape(len(frames), -1) for part in (luma, colour)]
+    values = np.concatenate(rows, axis=1)
     return np.asarray(values.round().clip(0, 255).astype(np.uint8))
 
 
@@ -133,7 +135,8 @@ def without_bars(frames: Pixels) -> Pixels:
 
 def luma_grids(frames: Pixels) -> Grid:
     """Return the luma of RGB frames, uint8 (T, 3, H, W), averaged by area to (T, 160, 160), 0 to 255."""
-    return np.stack([grid_average((frame * _LUMA_WEIGHTS).sum(axis=0), GRID_SIDE) for frame in frames])
+    lumas = ((frame * _LUMA_WEIGHTS).sum(axis=0) for frame in frames)
+    return np.stack([grid_average(luma, GRID_SIDE) for luma in lumas])
 
 
 def _picture_span(levels: Grid) -> slice:
@@ -167,7 +170,8 @@ def _average_along_rows(picture: Grid, side: int) -> Grid:
     np.cumsum(picture, axis=-1, out=total[..., 1:])
     border = np.arange(side + 1) * (width / side)
     whole = np.minimum(border.astype(np.int64), width - 1)
-    until = total[..., whole] + (border - whole) * picture[..., whole]
+    cut_off = (border - whole) * picture[..., whole]  # of the cell that a border cuts
+    until = total[..., whole] + cut_off
     return np.asarray(np.diff(until, axis=-1) * (side / width))
 
 
@@ -180,10 +184,12 @@ def _cosines() -> Grid:
     position = (np.arange(GRID_SIDE) + 0.5) / GRID_SIDE
     frequency = np.arange(12)[:, None]
     bases = []
-    for begin, end in ((first / STEPS, last / STEPS) for first, last in SPANS):
+    shares = ((first / STEPS, last / STEPS) for first, last in SPANS)
+    for begin, end in shares:
         inside = (position > begin) & (position < end)
-        wave = np.cos(np.pi * frequency * (position - begin) / (end - begin))
-        bases.append(np.where(inside, wave, 0.0) * (2 / inside.sum()))
+        angle = np.pi * frequency * (position - begin) / (end - begin)
+        wave = np.where(inside, np.cos(angle), 0.0)
+        bases.append(wave * (2 / inside.sum()))
     return np.stack(bases)
 
 
@@ -204,12 +210,14 @@ def codes_of(grids: Grid) -> Hashes:
     ``luma_grids``, (T, 160, 160).
     """
     cosines = _COSINES.reshape(-1, GRID_SIDE)
-    spectra = (cosines @ grids @ cosines.T).reshape(len(grids), len(SPANS), 12, len(SPANS), 12)
+    products = cosines @ grids @ cosines.T
+    spectra = products.reshape(len(grids), len(SPANS), 12, len(SPANS), 12)
     windows = [spectra[:, down, :, right] for down, right in WINDOWS]
     down, right = _FREQUENCIES.T
     amplitudes = np.stack([window[:, down, right] for window in windows], axis=1)
     # Rounded, so that a zero stays zero in whatever order a matrix product adds.
-    bits = np.where(amplitudes.round(6) > 0, _BIT_VALUES, np.uint64(0)).sum(axis=-1, dtype=np.uint64)
+    is_positive = amplitudes.round(6) > 0
+    bits = np.where(is_positive, _BIT_VALUES, np.uint64(0)).sum(axis=-1, dtype=np.uint64)
     # The sign of less than 0.25 grey levels is chance. Flat, black and striped pictures get no hash.
     significant = (np.abs(amplitudes) > 0.25).sum(axis=-1)
     return np.asarray(np.where(significant >= 32, bits, np.uint64(0)))
@@ -325,17 +333,20 @@ class SameFootage:
         luma = both(self._luma, _LUMA_AVERAGES)
         colour = both(self._colour, _COLOUR_PLACES)
         used = is_near[:, :, None, None, None].astype(np.float32)
-        is_plain = np.minimum(*(_share_off_median(values, is_near) for values in luma)) < _PLAIN_SHARE
+        shares = [_share_off_median(values, is_near) for values in luma]
+        is_plain = np.minimum(*shares) < _PLAIN_SHARE
         first, second = (values - values.mean(axis=(3, 4), keepdims=True) for values in luma)
         # Stored colour values are halved (see ``_looks``).
         blue_red = [2 * (values - np.median(values, axis=(3, 4), keepdims=True)) for values in colour]
         hue, saturation = _colours(blue_red, used)
         energy = [_total(values**2 * used) for values in (first, second)]
-        luma_alike = _ratio(_total(first * second * used), np.sqrt(energy[0] * energy[1]))
+        common = _total(first * second * used)
+        luma_alike = _ratio(common, np.sqrt(energy[0] * energy[1]))
         motion = _motion_alike([(first, second), blue_red], used)
         gain = np.sqrt(_ratio(np.maximum(*energy), np.minimum(*energy)))
         values = np.stack([hue, luma_alike, motion])
-        alike = (values >= (_LEAST_ALIKE if len(view) > 1 else _PICTURE_ALIKE)).all(axis=0)
+        least = _LEAST_ALIKE if len(view) > 1 else _PICTURE_ALIKE
+        alike = (values >= least).all(axis=0)
         plain_alike = (values >= _PLAIN_ALIKE).all(axis=0) & (is_mirrored == 0)
         plain_alike &= (saturation >= _PLAIN_SATURATION_ALIKE) & (gain <= _PLAIN_MOST_GAIN)
         return np.asarray(np.where(is_plain, plain_alike, alike))
@@ -350,7 +361,8 @@ def _ratio(part: Grid, whole: Grid) -> Grid:
 
     The ratio is rounded to 6 digits, so that the rounding errors of sums do not matter.
     """
-    return np.asarray(np.where(whole > 1e-6, part / np.maximum(whole, 1e-6), 1.0).round(6))
+    ratio = part / np.maximum(whole, 1e-6)
+    return np.asarray(np.where(whole > 1e-6, ratio, 1.0).round(6))
 
 
 def _share_off_median(luma: Floats, is_near: Flags) -> Grid:
@@ -363,8 +375,10 @@ def _share_off_median(luma: Floats, is_near: Flags) -> Grid:
         luma: luma of K videos with T frames each, (K, T, 1, side, side).
         is_near: (K, T), true for the frames over which the mean is taken.
     """
-    off = np.abs(luma - np.median(luma, axis=(3, 4), keepdims=True)) > _PLAIN_LEVELS
-    return np.asarray((off.mean(axis=(2, 3, 4)) * is_near).sum(axis=1) / is_near.sum(axis=1))
+    median = np.median(luma, axis=(3, 4), keepdims=True)
+    is_off = np.abs(luma - median) > _PLAIN_LEVELS
+    share_of_frame = is_off.mean(axis=(2, 3, 4))
+    return np.asarray((share_of_frame * is_near).sum(axis=1) / is_near.sum(axis=1))
 
 
 def _colours(colours: Sequence[Floats], used: Floats) -> tuple[Grid, Grid]:
@@ -382,7 +396,8 @@ def _colours(colours: Sequence[Floats], used: Floats) -> tuple[Grid, Grid]:
     shrunk, sizes = [], []
     for values in colours:
         size = _strength(values)
-        values = values * (np.maximum(size - _LEAST_CHROMA, 0) / np.maximum(size, 1e-9))
+        share_kept = np.maximum(size - _LEAST_CHROMA, 0) / np.maximum(size, 1e-9)
+        values = values * share_kept
         shrunk.append(values)
         sizes.append(_strength(values))
     common = _total(sizes[0] * sizes[1] * used)
@@ -414,10 +429,12 @@ def _motion_alike(pairs: Sequence[Sequence[Floats]], used: Floats) -> Grid:
     together = np.zeros(len(used))
     energy = np.zeros((2, len(used)))
     for pair in pairs:
-        moved = [(values - (values * used).sum(axis=1, keepdims=True) / num_used) * used for values in pair]
+        means = [(values * used).sum(axis=1, keepdims=True) / num_used for values in pair]
+        moved = [(values - mean) * used for values, mean in zip(pair, means, strict=True)]
         count = moved[0][0, 0, 0].size * num_used[:, 0, 0, 0, 0]
         together += _total(moved[0] * moved[1]) / count
         energy += [_total(values**2) / count for values in moved]
     first, second = np.maximum(energy, _LEAST_MOTION / 10)  # a still video is not like a moving one
     alike = _ratio(together, np.sqrt(first * second))
-    return np.asarray(np.where(energy.max(axis=0) >= _LEAST_MOTION, alike, 1.0))
+    is_moving = energy.max(axis=0) >= _LEAST_MOTION
+    return np.asarray(np.where(is_moving, alike, 1.0))

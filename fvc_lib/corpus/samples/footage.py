@@ -61,8 +61,10 @@ def generator_for(*parts: object) -> np.random.Generator:
 
     Equal parts give equal draws on every machine, whatever was drawn before.
     """
-    digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
-    return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "big")))
+    text = "\x1f".join(map(str, parts))
+    digest = hashlib.sha256(text.encode()).digest()
+    seed = int.from_bytes(digest[:16], "big")
+    return np.random.Generator(np.random.PCG64(seed))
 
 
 def draw_camera(name: str) -> Camera:
@@ -83,19 +85,23 @@ def render_shot(shot: Shot) -> Planes:
     width = shot.width
     place, place_chroma = _draw_place(rng, shot)
     things = [_Thing(rng, shot) for _ in range(int(rng.integers(1, 4)))]
-    path, gain = _camera_path(rng, shot), _exposure(rng, shot)
+    path = _camera_path(rng, shot)
+    gain = _exposure(rng, shot)
     down, right = (np.linspace(-1, 1, side, dtype=np.float32) for side in (height, width))
-    falloff = 1 - shot.camera.vignette / 2 * ((down * down)[:, None] + right * right)
+    squared_distance = (down * down)[:, None] + right * right
+    falloff = 1 - shot.camera.vignette / 2 * squared_distance
     # A noise sheet that is larger than the frame. Neighbouring pixels are correlated, as after demosaicing.
     white = rng.normal(0, shot.camera.noise_sigma, (height + 65, width + 65)).astype(np.float32)
     noise = (white[1:, 1:] + white[:-1, 1:] + white[1:, :-1] + white[:-1, :-1]) / 1.6
-    shift = np.array([-shot.camera.warmth, shot.camera.warmth], np.float32)[:, None, None]
+    warmth = shot.camera.warmth
+    shift = np.array([-warmth, warmth], np.float32)[:, None, None]
     frames = np.empty((shot.num_frames, height * 3 // 2, width), np.uint8)
     for t, (frame, (top, left)) in enumerate(zip(frames, path.tolist(), strict=True)):
         luma = place[top:, left:][: 2 * height : 2, : 2 * width : 2].copy()
         chroma = place_chroma[:, top // 2 :, left // 2 :][:, :height:2, :width:2].copy()
+        share = t / max(shot.num_frames - 1, 1)
         for thing in things:
-            thing.paste(luma, chroma, t / max(shot.num_frames - 1, 1))
+            thing.paste(luma, chroma, share)
         luma = _soften(luma) * (falloff * gain[t])
         # Add a random window of the noise sheet, randomly mirrored.
         row, column = rng.integers(0, 65, 2).tolist()
@@ -125,7 +131,8 @@ def resize_plane(plane: npt.NDArray[np.generic], height: int, width: int) -> Pla
 
 
 def _taps(source: int, target: int) -> tuple[npt.NDArray[np.int64], Plane]:
-    position = np.clip((np.arange(target) + 0.5) * (source / target) - 0.5, 0, source - 1)
+    centre = (np.arange(target) + 0.5) * (source / target)
+    position = np.clip(centre - 0.5, 0, source - 1)
     first = np.floor(position).astype(np.int64)
     return first, (position - first).astype(np.float32)
 
@@ -152,7 +159,9 @@ def texture(rng: np.random.Generator, height: int, width: int, cells: tuple[int,
     """
     total = np.zeros((height, width), np.float32)
     for cell in cells:
-        total += resize_plane(rng.uniform(-1.0, 1.0, (height // cell + 2, width // cell + 2)), height, width)
+        num_spots = (height // cell + 2, width // cell + 2)
+        noise = rng.uniform(-1.0, 1.0, num_spots)
+        total += resize_plane(noise, height, width)
     return total * contrast
 
 
@@ -178,9 +187,11 @@ class _Thing:
 
         ``share`` is the time in the shot, from 0 (first frame) to 1 (last frame).
         """
-        moved = min(share, self.pause_from) + max(0.0, share - self.pause_from - 0.25)
+        after_pause = max(0.0, share - self.pause_from - 0.25)
+        moved = min(share, self.pause_from) + after_pause
         centre = self.start + self.travel * moved
-        corner = [2 * round((middle - side / 2) / 2) for middle, side in zip(centre.tolist(), self.sides, strict=True)]
+        exact_corner = centre - np.array(self.sides) / 2
+        corner = [2 * round(place / 2) for place in exact_corner.tolist()]
         rows, columns = (
             slice(max(first, 0), max(0, min(first + side, length)))
             for first, side, length in zip(corner, self.sides, luma.shape, strict=True)
@@ -213,11 +224,13 @@ def _draw_place(rng: np.random.Generator, shot: Shot) -> tuple[Plane, Plane]:
     luma += np.linspace(-1, 1, width, dtype=np.float32) * rng.uniform(-35, 35)
     for _ in range(int(rng.integers(5, 10))):  # large still rectangles
         h, w = (2 * int(rng.integers(side // 10, side // 3)) for side in (height // 2, width // 2))
-        top, left = (2 * int(rng.integers(0, (side - part) // 2)) for side, part in ((height, h), (width, w)))
+        free = (height - h, width - w)
+        top, left = (2 * int(rng.integers(0, space // 2)) for space in free)
         level = rng.uniform(50, 200)
         luma[top : top + h, left : left + w] = level + texture(rng, h, w, (40, 8), 9)
+        of_chroma = np.s_[top // 2 : (top + h) // 2, left // 2 : (left + w) // 2]
         for plane in chroma:
-            plane[top // 2 : (top + h) // 2, left // 2 : (left + w) // 2] = rng.uniform(-22, 22)
+            plane[of_chroma] = rng.uniform(-22, 22)
     return luma, chroma
 
 
@@ -245,7 +258,8 @@ def _exposure(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.float32]:
     if rng.random() < 0.3:
         moment = rng.uniform(0.2, 0.8)
         strength = rng.uniform(-0.15, 0.15)
-        drift += strength * np.clip((np.linspace(0, 1, shot.num_frames) - moment) * 8, 0, 1)
+        time = np.linspace(0, 1, shot.num_frames)
+        drift += strength * np.clip((time - moment) * 8, 0, 1)
     return drift.astype(np.float32)
 
 
@@ -309,7 +323,8 @@ def encode_to_size(frames: Planes, encoding: Encoding) -> bytes:
         if abs(miss) <= 0.03:
             break
         if attempt and log_rate != last_rate:
-            slope = min(max((miss - last_miss) / (log_rate - last_rate), 0.4), 1.5)
+            secant = (miss - last_miss) / (log_rate - last_rate)
+            slope = min(max(secant, 0.4), 1.5)
         last_rate, last_miss = log_rate, miss
         log_rate -= min(max(miss / slope, -1.0), 1.0)
     return best
@@ -326,7 +341,8 @@ def encode_frames(frames: Planes, encoding: Encoding, bits_per_second: int) -> b
         stream.codec_context.thread_count = 1
         stream.options = dict(_CODEC_OPTIONS[encoding.codec])
         for planes in frames:
-            output.mux(stream.encode(av.VideoFrame.from_ndarray(planes, format="yuv420p")))
+            frame = av.VideoFrame.from_ndarray(planes, format="yuv420p")
+            output.mux(stream.encode(frame))
         output.mux(stream.encode(None))
     return buffer.getvalue()
 
@@ -335,7 +351,8 @@ def decode_frames(content: bytes) -> Planes:
     """Return all frames of the video file with the bytes ``content``, uint8 (T, 3*H/2, W)."""
     with av.open(io.BytesIO(content), "r") as source:
         source.streams.video[0].codec_context.thread_count = 1
-        return np.stack([frame.to_ndarray() for frame in source.decode(video=0)]).astype(np.uint8, copy=False)
+        frames = [frame.to_ndarray() for frame in source.decode(video=0)]
+        return np.stack(frames).astype(np.uint8, copy=False)
 
 
 # --- Write a corpus.
@@ -385,7 +402,8 @@ def generate(
         for done in accumulate(makers.map(make, plan)):
             if progress is not None:
                 progress(done, sum(map(len, plan)))
-    path, text = folder / "manifest.csv", manifest.write_csv()
+    path = folder / "manifest.csv"
+    text = manifest.write_csv()
     if not path.is_file() or path.read_bytes() != text.encode():  # an unchanged file keeps its modification time
         write_text(path, text)
     return path

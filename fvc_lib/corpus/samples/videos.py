@@ -56,8 +56,9 @@ def region_masks(rng: np.random.Generator, num_frames: int, height: int, width: 
     masks = []
     for share in np.linspace(0, 1, num_frames):
         row, column = (begin + (end - begin) * share) * (height, width)
-        distance = ((rows - row) / half_height) ** 2 + ((columns - column) / half_width) ** 2
-        masks.append(distance <= 1)
+        down = (rows - row) / half_height
+        right = (columns - column) / half_width
+        masks.append(down**2 + right**2 <= 1)
     return masks
 
 
@@ -67,7 +68,8 @@ def splice_region(base: Planes, donor: Planes, rng: np.random.Generator) -> Plan
     ``rng`` decides the region. The two have different camera noise.
     """
     forged = base.copy()
-    for target, source, mask in zip(forged, donor, region_masks(rng, *_size(base)), strict=True):
+    masks = region_masks(rng, *_size(base))
+    for target, source, mask in zip(forged, donor, masks, strict=True):
         for to_plane, from_plane, step in zip(split_planes(target), split_planes(source), (1, 2, 2), strict=True):
             np.copyto(to_plane, from_plane, where=mask[::step, ::step])
     return forged
@@ -78,7 +80,8 @@ def resynthesise_region(base: Planes, _donor: Planes, rng: np.random.Generator) 
 
     The region loses its camera noise. A checkerboard, as upsampling networks leave it, is added to the region.
     """
-    forged, (_, height, width) = base.copy(), _size(base)
+    forged = base.copy()
+    _, height, width = _size(base)
     masks = region_masks(rng, *_size(base))
     amplitude = np.float32(rng.uniform(7, 12))
     factor = max(4, 4 * round(min(height, width) / 72))
@@ -88,7 +91,8 @@ def resynthesise_region(base: Planes, _donor: Planes, rng: np.random.Generator) 
     for frame, mask in zip(forged, masks, strict=True):
         coarse = resize_plane(frame[:height], height // factor, width // factor)
         smooth = np.rint(resize_plane(coarse, height, width) + lattice)
-        np.copyto(frame[:height], np.clip(smooth, 16, 235).astype(np.uint8), where=mask)
+        levels = np.clip(smooth, 16, 235).astype(np.uint8)
+        np.copyto(frame[:height], levels, where=mask)
     return forged
 
 
@@ -106,7 +110,8 @@ def drop_frames(base: Planes, _donor: Planes, rng: np.random.Generator) -> Plane
     hold = max(2, round(len(base) * rng.uniform(0.28, 0.36)))
     source = np.arange(len(base))
     phase = int(rng.integers(0, hold))
-    return np.asarray(base[np.maximum(source - (source + phase) % hold, 0)])
+    since_new = (source + phase) % hold
+    return np.asarray(base[np.maximum(source - since_new, 0)])
 
 
 def splice_time(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
@@ -115,7 +120,8 @@ def splice_time(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes
     The run is a third to a half of the clip, and never includes the first sixth.
     """
     length = round(len(base) * rng.uniform(0.34, 0.5))
-    start = int(rng.integers(len(base) // 6, len(base) - length + 1))
+    latest = len(base) - length
+    start = int(rng.integers(len(base) // 6, latest + 1))
     forged = base.copy()
     forged[start : start + length] = donor[start : start + length]
     return forged
@@ -197,9 +203,11 @@ def plan_events() -> tuple[EventPlan, ...]:
         manipulations = _deal(tuple(MANIPULATIONS), label, "manipulation")
         copies = _deal(_COPIES, label, "copies")
         for number in range(EVENTS_PER_LABEL):
-            drafts.append((label, number, manipulations[number] if label == "fake" else None, copies[number]))
+            manipulation = manipulations[number] if label == "fake" else None
+            drafts.append((label, number, manipulation, copies[number]))
     events, first_clip = [], 0
-    for number, place in enumerate(generator_for("order", DESIGN_SEED).permutation(len(drafts))):
+    order = generator_for("order", DESIGN_SEED).permutation(len(drafts))
+    for number, place in enumerate(order):
         events.append(_event(f"event_{number:02d}", first_clip, *drafts[place]))
         first_clip += len(events[-1].clips)
     return tuple(events)
@@ -209,12 +217,14 @@ def _event(name: str, first_clip: int, label: str, number: int, manipulation: st
     rng = generator_for("draft", DESIGN_SEED, label, number)
     width, height = _SIZES[rng.integers(len(_SIZES))]
     frames_per_second = _RATES[rng.integers(len(_RATES))]
-    variants = ["original", *(_COPY_KINDS[k] for k in rng.permutation(len(_COPY_KINDS))[:num_copies])]
+    kinds = rng.permutation(len(_COPY_KINDS))[:num_copies]
+    variants = ["original", *(_COPY_KINDS[kind] for kind in kinds)]
     num_frames = round(frames_per_second * rng.uniform(1.6, 2.6))
     clips = []
     for place, variant in enumerate(variants, start=first_clip):
         codec, suffix = _CONTAINERS[rng.integers(len(_CONTAINERS))]
-        encoding = Encoding(codec, suffix, frames_per_second, _BITS_PER_PIXEL[rng.integers(len(_BITS_PER_PIXEL))])
+        bits_per_pixel = _BITS_PER_PIXEL[rng.integers(len(_BITS_PER_PIXEL))]
+        encoding = Encoding(codec, suffix, frames_per_second, bits_per_pixel)
         clips.append(ClipPlan(f"videos/clip_{place:03d}.{suffix}", variant, encoding))
     return EventPlan(name, label, manipulation, width, height, num_frames, tuple(clips))
 
@@ -259,7 +269,8 @@ def generate_new_videos(folder: Path) -> None:
     """
     for label, manipulation in (("real", None), ("fake", "region_splice")):
         event = _event(f"new_{label}", 0, label, EVENTS_PER_LABEL, manipulation, 0)
-        path = folder / f"{label}{Path(event.clips[0].path).suffix}"
+        suffix = Path(event.clips[0].path).suffix
+        path = folder / f"{label}{suffix}"
         if not path.is_file():
             write_bytes(path, make_event(event)[0])
 
@@ -272,7 +283,8 @@ def make_event(event: EventPlan) -> list[bytes]:
         if manipulation.uses_donor:
             # The donor is filmed by another device in poorer light, so it has more noise.
             noise = generator_for("donor noise", event.name).uniform(8, 14)
-            donor = film(event, "donor", replace(draw_camera(f"donor {event.name}"), noise_sigma=noise))
+            camera = replace(draw_camera(f"donor {event.name}"), noise_sigma=noise)
+            donor = film(event, "donor", camera)
         footage = manipulation.apply(footage, donor, generator_for("forger", event.name))
     contents = [encode_to_size(footage, event.clips[0].encoding)]
     footage = decode_frames(contents[0])  # copies are made from the published file
@@ -334,19 +346,22 @@ def _vary(frames: Planes, variant: str, seed: str) -> Planes:
 
     ``variant`` is reencode (nothing changes), rescale or crop. ``seed`` decides the scale or the box of the crop.
     """
-    rng, (_, height, width) = generator_for("variant", seed), _size(frames)
+    rng = generator_for("variant", seed)
+    _, height, width = _size(frames)
     if variant == "reencode":
         return frames
     share = rng.choice([0.75, 0.85, 1.2]) if variant == "rescale" else rng.uniform(0.86, 0.94)
     h = 4 * round(height * share / 4)
     w = 4 * round(width * share / 4)
     if variant == "crop":
-        top, left = (2 * int(rng.integers(0, (side - part) // 2 + 1)) for side, part in ((height, h), (width, w)))
+        free = (height - h, width - w)
+        top, left = (2 * int(rng.integers(0, space // 2 + 1)) for space in free)
     varied = np.empty((len(frames), h * 3 // 2, w), np.uint8)
     for source, target in zip(frames, varied, strict=True):
         for from_plane, to_plane, step in zip(split_planes(source), split_planes(target), (1, 2, 2), strict=True):
             if variant == "crop":
-                to_plane[:] = from_plane[top // step :, left // step :][: h // step, : w // step]
+                from_corner = from_plane[top // step :, left // step :]
+                to_plane[:] = from_corner[: h // step, : w // step]
             else:
                 to_plane[:] = np.rint(resize_plane(from_plane, *to_plane.shape))
     return varied

@@ -139,7 +139,8 @@ def read_manifest(manifest: Path) -> Listing:
     kinds = [(name,) for name in ("manipulation", "platform", "generator", "case")]
     needed = (_PATHS, ("label",))
     optional = (GROUP_COLUMNS, SOURCE_COLUMNS, SPLIT_COLUMNS, *kinds)
-    table = read_label_table(manifest).renamed(READING.get().columns, [*chain(*needed, *optional)])
+    known = [*chain(*needed, *optional)]
+    table = read_label_table(manifest).renamed(READING.get().columns, known)
     others = table.further_columns(needed, optional)
     rows = list[Entry]()
     places = list[str | Refusal]()
@@ -148,7 +149,8 @@ def read_manifest(manifest: Path) -> Listing:
     labels_of = defaultdict[str, set[str | None]](set)
     for row in file_rows(table, files, rejections, _PATHS):
         word = row.cells["label"]
-        entry, no_part = entry_of(row.cells, row.path, stated_label(word, table.label_column), row.number, table.name)
+        label = stated_label(word, table.label_column)
+        entry, no_part = entry_of(row.cells, row.path, label, row.number, table.name)
         if no_part is not None:
             unknown.append(cell_text(row.cells, *SPLIT_COLUMNS) or "")
         stated = {name: cell_text(row.cells, name.lower()) for name in (*others, "case")}
