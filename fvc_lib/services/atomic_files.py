@@ -72,7 +72,8 @@ def path_from_text(text: str) -> Path:
             f"path text {text!r}: got a lone backslash, wanted '\\\\' or '\\xNN' as path_to_text writes them. "
             "Write the table again with the stage that made it."
         )
-    return Path(os.fsdecode(_ESCAPE.sub(lambda m: bytes.fromhex(m[1].decode()) if m[1] else b"\\", raw)))
+    unescaped = _ESCAPE.sub(lambda m: bytes.fromhex(m[1].decode()) if m[1] else b"\\", raw)
+    return Path(os.fsdecode(unescaped))
 
 
 def utc_now() -> str:

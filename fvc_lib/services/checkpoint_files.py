@@ -375,11 +375,10 @@ class CheckpointFolder:
             raise DamagedCheckpointError(f"{str(path)!r} is no training checkpoint of ours: {error!r}.") from error
         if bad:
             raise DamagedCheckpointError(f"{str(path)!r} holds NaN in {bad}.")
-        networks = stamped.network, self._binding.network
-        if all(networks) and any(networks[0].get(name) != networks[1].get(name) for name in ("name", "code")):
-            raise CheckpointMismatchError(
-                other_network(f"the checkpoint {str(path)!r}", stamped.network, self._binding.network, self._anew)
-            )
+        then, now = stamped.network, self._binding.network
+        both_known = bool(then and now)
+        if both_known and any(then.get(name) != now.get(name) for name in ("name", "code")):
+            raise CheckpointMismatchError(other_network(f"the checkpoint {str(path)!r}", then, now, self._anew))
         if changed := stamped.differences(self._binding):
             raise CheckpointMismatchError(
                 f"{str(path)!r} was made by another configuration: {'; '.join(changed)}. Resume with the values it was "

@@ -168,12 +168,14 @@ def _files(package: Path) -> dict[str, Path]:
 
     Folders that cannot be imported, such as ``.ipynb_checkpoints``, are left out.
     """
-    files = {(package.name, *path.relative_to(package).with_suffix("").parts): path for path in package.rglob("*.py")}
-    return {
-        ".".join(parts[:-1] if parts[-1] == "__init__" else parts): path
-        for parts, path in files.items()
-        if all(part.isidentifier() for part in parts[1:-1])
-    }
+    files: dict[str, Path] = {}
+    for path in package.rglob("*.py"):
+        in_package = path.relative_to(package).with_suffix("").parts
+        parts = (package.name, *in_package)
+        if all(part.isidentifier() for part in parts[1:-1]):
+            module = parts[:-1] if parts[-1] == "__init__" else parts
+            files[".".join(module)] = path
+    return files
 
 
 @cache

@@ -367,7 +367,8 @@ class RunConfig(BaseModel):
         clips = self.clips
         spec = DETECTORS.get(self.model)
         seen = (clips.num_frames, clips.side, clips.view.sampling, spec.head, spec.tune, spec.micro_batch)
-        return values | {name: values[name] or value for name, value in zip(OF_MODEL, seen, strict=True)}
+        of_model = dict(zip(OF_MODEL, seen, strict=True))
+        return values | {name: values[name] or value for name, value in of_model.items()}
 
     @property
     def of_features(self) -> str:
@@ -453,9 +454,8 @@ class RunConfig(BaseModel):
         does not change the hashes of earlier runs.
         """
         values = self.relevant()
-        return {
-            name: self.identity(name) for name in values if name in names and values[name] != NEUTRAL.get(name, ...)
-        }
+        hashed = [name for name in values if name in names and values[name] != NEUTRAL.get(name, ...)]
+        return {name: self.identity(name) for name in hashed}
 
     def identity(self, name: str) -> Any:
         """Return the JSON value that hashes use for the field ``name``.

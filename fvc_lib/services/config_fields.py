@@ -71,9 +71,8 @@ def field(
     options.setdefault("hashed", changes in (*TRAINED, "results"))
     options.setdefault("resume", changes in ("rounding", "nothing"))
     declared = {name: options.pop(name) for name in Declaration.__dataclass_fields__ if name in options}
-    extra: dict[str, Any] = {
-        "declaration": Declaration(changes, tuple(tasks), frozenset({*usual, *_SINGLE_STAGES}), **declared)
-    }
+    read_by = frozenset({*usual, *_SINGLE_STAGES})
+    extra: dict[str, Any] = {"declaration": Declaration(changes, tuple(tasks), read_by, **declared)}
     return Field(default, description=description, json_schema_extra=extra, **options)
 
 

@@ -235,15 +235,18 @@ class _Child:
     def __init__(self, arguments: Sequence[str]) -> None:
         self.position = 0
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
-        path = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH", "")) if part)
+        code_folders = (str(CHECKOUT), os.environ.get("PYTHONPATH", ""))
+        path = os.pathsep.join(folder for folder in code_folders if folder)
+        program = "from fvc_lib.services.isolated_workers import serve; serve()"
+        # There is one child per core, so further threads in a child would only compete for cores.
+        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         process: Any = subprocess.Popen(
             # -P: a file in the working directory must not stand in for a module of ours.
-            [sys.executable, "-P", "-c", "from fvc_lib.services.isolated_workers import serve; serve()", *arguments],
+            [sys.executable, "-P", "-c", program, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            # There is one child per core, so further threads in a child would only compete for cores.
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": path, **one_thread},
             start_new_session=True,  # Ctrl-C is for the parent, which ends its children in order
         )
         self._process, self._items, self.answers = process, process.stdin, process.stdout
@@ -306,7 +309,8 @@ class _Child:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         self._errors.seek(0)
         lines = self._errors.read()[-4096:].decode("utf-8", "replace").split("\n")
-        return ", ".join([how, *[line.strip() for line in lines if line.strip()][-1:]])
+        last_line = [line.strip() for line in lines if line.strip()][-1:]
+        return ", ".join([how, *last_line])
 
     def end(self) -> None:
         """Kill the child, wait for its end and close all files."""

@@ -149,7 +149,8 @@ class ProcessTree:
     def measure(self) -> ProcessMemory:
         """Return the current memory of the process and its descendants; all values are 0 if the process has ended."""
         rss, high_water = _resident_and_peak(self.pid)
-        return ProcessMemory(rss, high_water, rss + sum(self._own_bytes(pid) for pid in _descendants(self.pid)))
+        of_descendants = sum(self._own_bytes(pid) for pid in _descendants(self.pid))
+        return ProcessMemory(rss, high_water, rss + of_descendants)
 
     def _own_bytes(self, pid: int) -> int:
         resident, _ = _resident_and_peak(pid)

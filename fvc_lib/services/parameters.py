@@ -124,11 +124,13 @@ def refuse_contradictions(config: RunConfig, given: Iterable[str]) -> None:
         )
     usual = {**DEFAULTS, **_task_defaults(config.task)}
     for name in sorted(given):
-        if config.task not in DECLARED[name].tasks and getattr(config, name) != usual[name]:
-            foreign.append(f"{name} (of task {' and '.join(DECLARED[name].tasks)})")
+        tasks = DECLARED[name].tasks
+        if config.task not in tasks and getattr(config, name) != usual[name]:
+            foreign.append(f"{name} (of task {' and '.join(tasks)})")
     if foreign:
+        network = TASKS[config.task].network
         raise UsageError(
-            f"{', '.join(foreign)}: task {config.task}, whose network is -p {TASKS[config.task].network}, does not "
+            f"{', '.join(foreign)}: task {config.task}, whose network is -p {network}, does not "
             "read it. Leave it out, or begin a run with another -p task."
         )
 
@@ -147,8 +149,9 @@ def _validated(values: Mapping[str, Any], origin: str) -> RunConfig:
     except UsageError as error:  # a name that no field has
         raise UsageError(f"{origin}: {error}") from error
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, item['loc']))}: got {item['input']!r}, {item['msg'].removeprefix('Value error, ')}"
-            for item in error.errors()
-        ]
+        problems = []
+        for item in error.errors():
+            place = ".".join(map(str, item["loc"]))
+            reason = item["msg"].removeprefix("Value error, ")
+            problems.append(f"{place}: got {item['input']!r}, {reason}")
         raise UsageError(f"{origin}: {'; '.join(problems)}.") from error

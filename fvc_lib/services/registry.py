@@ -271,7 +271,10 @@ def _import_file(path: Path) -> ModuleType:
     folder = path.parent.absolute()
     for file in _code_of_file(path):
         local = file.relative_to(path.parent).parts[0].removesuffix(".py")
-        for loaded in [key for key in sys.modules if key.partition(".")[0] == local and file != path]:
+        if file == path:
+            continue
+        with_submodules = [key for key in sys.modules if key.partition(".")[0] == local]
+        for loaded in with_submodules:
             place = getattr(sys.modules[loaded], "__file__", None)
             if place and not Path(place).is_relative_to(folder):
                 raise ImportError(f"another module {loaded!r} is imported already, from {place}. Rename one of them")

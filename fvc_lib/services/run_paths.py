@@ -229,9 +229,8 @@ def list_runs(runs_dir: AnyPath, experiment: str | None = None) -> list[RunPaths
     """Return the runs of ``experiment`` under ``runs_dir``, oldest first; None: the runs of all experiments."""
     runs_dir = Path(runs_dir)
     pattern = f"{experiment or '*'}/run_*/run.json"
-    return sorted(
-        (RunPaths(p.parent.absolute()) for p in runs_dir.glob(pattern)), key=lambda r: (r.run_id, str(r.root))
-    )
+    runs = [RunPaths(record.parent.absolute()) for record in runs_dir.glob(pattern)]
+    return sorted(runs, key=lambda run: (run.run_id, str(run.root)))
 
 
 def find_run(runs_dir: AnyPath, name: str, experiment: str | None = None) -> RunPaths:

@@ -180,7 +180,8 @@ def csv_for_people(frame: pl.DataFrame, *, header: bool = True) -> str:
     """
     text = pl.col(pl.String)
     is_formula = text.str.contains(r"(?s)^[=+\-@\t\r].") & text.cast(pl.Float64, strict=False).is_null()
-    shown = frame.with_columns(pl.when(is_formula).then("'" + text).otherwise(text).name.keep())
+    harmless = pl.when(is_formula).then("'" + text).otherwise(text)
+    shown = frame.with_columns(harmless.name.keep())
     return shown.write_csv(include_header=header)
 
 
@@ -210,7 +211,11 @@ def _column(text: str) -> Column:
     """
     kind, *marks = text.split()
     words = kind.split("|")
-    column = Column(pl.String, " or ".join(words), lambda value: value.is_in(words)) if "|" in kind else _KINDS[kind]
+    if "|" in kind:
+        wanted = " or ".join(words)
+        column = Column(pl.String, wanted, lambda value: value.is_in(words))
+    else:
+        column = _KINDS[kind]
     return replace(column, is_unique="unique" in marks, has_nulls="null" in marks)
 
 

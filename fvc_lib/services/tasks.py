@@ -363,9 +363,8 @@ _MEMORY_REPORT = Stage(
     tasks=tuple(TASKS),
     report_rank=4,
 )
-STAGES = tuple(
-    sorted((*(stage for spec in TASKS.values() for stage in spec.stages), _MEMORY_REPORT), key=lambda stage: stage.name)
-)
+_STAGES_OF_TASKS = tuple(stage for spec in TASKS.values() for stage in spec.stages)
+STAGES = tuple(sorted((*_STAGES_OF_TASKS, _MEMORY_REPORT), key=lambda stage: stage.name))
 TRAINING_STAGES = tuple(stage.name for stage in STAGES if stage.trains)
 # The tasks of all stages that belong to another task than the default one, by the stage's name.
 TASK_OF_STAGE: Mapping[str, str] = {
