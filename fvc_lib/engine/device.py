@@ -129,7 +129,10 @@ def filled_up(clips: Tensor, number: int) -> Tensor:
     If B is at least ``number``, ``clips`` is returned unchanged.
     """
     missing = number - len(clips)
-    return torch.cat([clips, clips[-1:].expand(missing, *clips.shape[1:])]) if missing > 0 else clips
+    if missing <= 0:
+        return clips
+    repeated = clips[-1:].expand(missing, *clips.shape[1:])
+    return torch.cat([clips, repeated])
 
 
 def release_cached_memory(device: torch.device) -> None:

@@ -41,7 +41,8 @@ def effective_batches(order: IntArray, size: int, first: int = 0) -> list[list[i
     A batch has ``size`` indices; the last may have fewer. The result begins with batch number ``first`` (0-based):
     after a resume, the earlier batches are already done.
     """
-    return [order[start : start + size].tolist() for start in range(first * size, order.size, size)]
+    starts = range(first * size, order.size, size)
+    return [order[start : start + size].tolist() for start in starts]
 
 
 def batch_size_of(num_samples: int, size: int, number: int) -> int:
@@ -58,7 +59,9 @@ def share(indices: Indices, rank: int, num_ranks: int) -> Indices:
     ``indices`` are, for example, the samples of an effective batch. The sizes of the parts differ by at most one, so a
     part may be empty. The parts in the order of the ranks make up ``indices``.
     """
-    return indices[len(indices) * rank // num_ranks : len(indices) * (rank + 1) // num_ranks]
+    start = len(indices) * rank // num_ranks
+    stop = len(indices) * (rank + 1) // num_ranks
+    return indices[start:stop]
 
 
 def batches_per_epoch(num_samples: int, size: int) -> int:

@@ -259,11 +259,13 @@ def planned_micro_batch(
         report = preflight(request, budget=budget, stop=stop or (lambda: False))
     finally:
         observer.at("setup")
-    _logger.log(logging.INFO if report.fits and not report.lowered else logging.WARNING, report.message())
+    level = logging.INFO if report.fits and not report.lowered else logging.WARNING
+    _logger.log(level, report.message())
+    predicted_mb = None if report.peak_bytes is None else round(report.peak_bytes / 1e6, 2)
     observer.event(
         "preflight",
         report.message(),
-        predicted_peak_mb=None if report.peak_bytes is None else round(report.peak_bytes / 1e6, 2),
+        predicted_peak_mb=predicted_mb,
         budget_mb=round(budget.total_bytes / 1e6, 2),
         micro_batch_planned=report.micro_batch_planned,
         micro_batch=report.micro_batch,
@@ -356,7 +358,8 @@ def _train_a_little(request: StepRequest, size: int) -> int:
         data, samples = request.task.training_data, request.samples_per_step
         rows = [range(start, start + samples) for start in range(0, _STEPS * samples, samples)]
         # Data that is too short is repeated.
-        for batch in load_batches(data, [[row % len(data) for row in of_step] for of_step in rows], num_workers=0):
+        repeated = [[row % len(data) for row in of_step] for of_step in rows]
+        for batch in load_batches(data, repeated, num_workers=0):
             batch_bytes = sum(tensor.nbytes for tensor in batch.tensors.values())
             part = batch.part(0, 2 * size)
             result = transaction.gradients(part, size, min(size, len(part)))

@@ -72,11 +72,13 @@ def capture_random_state(device: torch.device) -> dict[str, Tensor]:
     """
     state = np.random.get_state(legacy=False)
     keys, position = state["state"]["key"].tolist(), state["state"]["pos"]
+    of_numpy = [*keys, position, state["has_gauss"], state["gauss"]]
     _, words, normal = random.getstate()
+    of_python = [*words, normal is not None, normal or 0.0]
     return {
         **torch_state(device),
-        "numpy": torch.tensor([*keys, position, state["has_gauss"], state["gauss"]], dtype=torch.float64),
-        "python": torch.tensor([*words, normal is not None, normal or 0.0], dtype=torch.float64),
+        "numpy": torch.tensor(of_numpy, dtype=torch.float64),
+        "python": torch.tensor(of_python, dtype=torch.float64),
     }
 
 

@@ -190,14 +190,15 @@ class ProcessRanks(Ranks):
     ) -> None:
         self.rank, self.size, self._over = rank, size, False
         with _loss_noticed("setup"):
+            # With its device nccl connects now: missing memory or a missing peer is noticed before any work.
+            gpu = torch.device("cuda", torch.cuda.current_device()) if cuda else None
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "gloo",
                 init_method=init_method,
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=patience_seconds),
-                # With its device nccl connects now: missing memory or a missing peer is noticed before any work.
-                device_id=torch.device("cuda", torch.cuda.current_device()) if cuda else None,
+                device_id=gpu,
             )
 
     def meet(self, place: str, *mine: Any) -> list[tuple[Any, ...]]:

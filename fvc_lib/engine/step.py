@@ -260,7 +260,8 @@ class BatchTransaction:
             if there is None:
                 return None
             self._size, self._stepped = len(part), []
-            self._joint_gradients = {name: rows[start : start + len(part)] for name, rows in gradients.items()}
+            of_part = slice(start, start + len(part))
+            self._joint_gradients = {name: rows[of_part] for name, rows in gradients.items()}
             with self._precision.autocast():
                 yield self._model, there
             if not self._stepped:
@@ -289,9 +290,10 @@ class BatchTransaction:
         @torch.no_grad()
         def compute() -> Outputs:
             parts = work.parts(micro_batch)
-            return joint_loss.joined(
+            compared = (
                 joint_loss.compared_of(joint, self._forward(work, start, part)[0], part) for start, part in parts
             )
+            return joint_loss.joined(compared)
 
         while True:
             self._prepare(work, micro_batch)
@@ -336,7 +338,8 @@ class BatchTransaction:
             MemoryExhaustedError: a single sample or the comparison did not fit for the second time.
         """
         # A rank whose share is empty still takes part in the comparison of all samples.
-        used, comparing = min(micro_batch, len(work.batch) or micro_batch), self._where == "joint_loss"
+        used = min(micro_batch, len(work.batch) or micro_batch)
+        comparing = self._where == "joint_loss"
         self._roll_back(work)
         least = used == 1 or comparing
         smaller = None if least and self._least_failed else used // 2 or 1

@@ -42,17 +42,20 @@ class Batch:
 
     def part(self, start: int, stop: int) -> Batch:
         """Return the samples ``start`` to ``stop`` - 1 as a batch whose tensors are views, not copies."""
-        return Batch(self.sample_ids[start:stop], {name: t[start:stop] for name, t in self.tensors.items()})
+        views = {name: tensor[start:stop] for name, tensor in self.tensors.items()}
+        return Batch(self.sample_ids[start:stop], views)
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch with its tensors on ``device``."""
         if device.type == "cpu":
             return self
-        return Batch(self.sample_ids, {name: t.to(device, non_blocking=True) for name, t in self.tensors.items()})
+        there = {name: tensor.to(device, non_blocking=True) for name, tensor in self.tensors.items()}
+        return Batch(self.sample_ids, there)
 
     def pin_memory(self) -> Batch:
         """Return the batch with its tensors in page-locked memory. torch's data loader calls this."""
-        return Batch(self.sample_ids, {name: t.pin_memory() for name, t in self.tensors.items()})
+        pinned = {name: tensor.pin_memory() for name, tensor in self.tensors.items()}
+        return Batch(self.sample_ids, pinned)
 
 
 def stack_samples(samples: Sequence[Sample]) -> Batch:

@@ -127,9 +127,8 @@ class TrainingRecord:
     def schedule(self) -> str:
         """Return the micro-batch sizes of the training as text, such as ``8; 4 from step 12``."""
         first, *later = self.micro_batch_schedule
-        return "; ".join(
-            [str(first.micro_batch), *(f"{change.micro_batch} from step {change.step}" for change in later)]
-        )
+        changes = [f"{change.micro_batch} from step {change.step}" for change in later]
+        return "; ".join([str(first.micro_batch), *changes])
 
     def claim(self) -> str:
         """Return a sentence on whether a repetition of the training gives the same result to the bit, or why not."""
@@ -314,9 +313,10 @@ class TrainingWatch:
         """Report the out-of-memory error ``event`` to the memory observer. Call this after memory was freed."""
         then = f"next {event.micro_batch_next}" if event.micro_batch_next else "nothing smaller is left"
         sizes = "" if event.micro_batch is None else f" with {event.micro_batch} samples at once; {then}"
+        place = event.where.replace("_", " ")
         self._memory.event(
             "out_of_memory",
-            f"out of memory in {event.where.replace('_', ' ')}{sizes}: {event.message}",
+            f"out of memory in {place}{sizes}: {event.message}",
             where=event.where,
             micro_batch=event.micro_batch,
             micro_batch_next=event.micro_batch_next,
