@@ -44,10 +44,11 @@ class KernelServer:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
+            descriptor = theirs.fileno()
             self._server = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND, str(theirs.fileno())],
+                [sys.executable, "-c", _COMMAND, str(descriptor)],
                 env=environment,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C does not reach it
             )

@@ -50,12 +50,17 @@ def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunCon
     inputs = [*stage.inputs(run, task.fold), *written]
     corpora = (config.corpus, *config.more_corpora)
     input_hashes = {str(path.relative_to(run.root)): content_hash(path) for path in inputs}
+    code = {} if stage.trains else code_behind([*notebook.cells, *config.code_chosen(parameters)])
+    corpus = ""
+    if not stage.needs:
+        listings = sorted(_listing_hash(each, times=True) for each in corpora)
+        corpus = sha256_of_json(listings)
     return Fingerprint(
         parameters=parameters,
         inputs=input_hashes,
         notebook=notebook.source_hash,
-        code={} if stage.trains else code_behind([*notebook.cells, *config.code_chosen(parameters)]),
-        corpus="" if stage.needs else sha256_of_json(sorted(_listing_hash(each, times=True) for each in corpora)),
+        code=code,
+        corpus=corpus,
     )
 
 
@@ -104,12 +109,15 @@ def reason_to_run(task: Task, now: Fingerprint, run: RunPaths, *, inputs_are_fin
         return f"input changed: {', '.join(inputs)}"
     if then.notebook != now.notebook:
         return "the notebook's code changed"
-    if code := [name for name in _differing(then.code, now.code) if record["trees"].get(name) != tree_hash(name)]:
+    changed_files = _differing(then.code, now.code)
+    code = [name for name in changed_files if record["trees"].get(name) != tree_hash(name)]
+    if code:
         return f"code changed: {in_words(code)}"
     known = {name: file["sha256"] for name, file in record["files"].items() if not is_log(name)}
     outputs = {str(path.relative_to(run.root)) for path in task.stage.outputs(run, task.fold)}
     present = {name: digest for name in {*known, *outputs} if (digest := content_hash(run.root / name))}
-    stale = sorted((outputs - present.keys()) | {name for name in present if present[name] != known.get(name)})
+    different = {name for name in present if present[name] != known.get(name)}
+    stale = sorted((outputs - present.keys()) | different)
     return f"output missing or changed: {', '.join(stale)}" if stale else None
 
 
@@ -220,17 +228,21 @@ def line_of_other_code(run: RunPaths, finished: Iterable[Task]) -> str:
     The line also has the names of the changed functions, and the command that repeats these trainings. It is empty if
     no code has changed. Of ``finished``, only tasks that train count.
     """
-    changed = {
-        task.key: functions
-        for task in finished
-        if task.stage.trains and (functions := changed_functions(run.training_checkpoints(task.stage.name, task.fold)))
-    }
+    changed: dict[str, set[str]] = {}
+    for task in finished:
+        if task.stage.trains:
+            folder = run.training_checkpoints(task.stage.name, task.fold)
+            functions = changed_functions(folder)
+            if functions:
+                changed[task.key] = functions
     if not changed:
         return ""
-    options = [text for stage in sorted({key.partition("_")[0] for key in changed}) for text in ("--force", stage)]
+    functions = set[str]().union(*changed.values())
+    stages = sorted({key.partition("_")[0] for key in changed})
+    options = [text for stage in stages for text in ("--force", stage)]
     return (
         f"not trained again, though FVC's code has changed since: {', '.join(changed)}. Changed: "
-        f"{in_words(set().union(*changed.values()))}. To train again: {command_text('--resume', run.root, *options)}"
+        f"{in_words(functions)}. To train again: {command_text('--resume', run.root, *options)}"
     )
 
 
@@ -252,13 +264,14 @@ def written_by(run: RunPaths, task: Task) -> list[Path]:
     Some paths may not exist. The first path is the record that says that the task has finished.
     """
     name, fold = task.stage.name, task.fold
+    of_training = [run.training_checkpoints(name, fold)] if task.stage.trains else []
     return [
         # The record first: a stage that was half moved must not look finished.
         run.stage_checkpoint(name, fold),
         *task.stage.outputs(run, fold),
         *_logs(run, task),
         run.partial_notebook(name, fold),
-        *([run.training_checkpoints(name, fold)] if task.stage.trains else []),
+        *of_training,
     ]
 
 

@@ -117,13 +117,15 @@ def read_site(path: Path | None = None) -> Site:
     for name in re.findall(r"^\s*(\w+)=", path.read_text(), re.MULTILINE):
         if name not in names:
             raise UsageError(f"{path}: unknown setting {name}.{did_you_mean(name, names)}")
-    values: dict[str, Any] = {
-        field: value for field, value in zip(names.values(), done.stdout.split("\0"), strict=False) if value
-    }
+    settings = done.stdout.split("\0")
+    values: dict[str, Any] = {field: value for field, value in zip(names.values(), settings, strict=False) if value}
     try:
         return Site(**{**values, "extra": tuple(shlex.split(values.get("extra", ""))), "path": path})
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, item['loc'])).upper()}: {item['msg']}" for item in error.errors()]
+        problems = []
+        for item in error.errors():
+            setting = ".".join(map(str, item["loc"])).upper()
+            problems.append(f"{setting}: {item['msg']}")
         raise UsageError(f"{path}: {'; '.join(problems)}.") from error
     except ValueError as error:
         raise UsageError(f"{path}: EXTRA: {error}.") from error
@@ -334,7 +336,8 @@ def render(job: SlurmJob, folder: Path, site: Site, *, home: Path = HOME) -> str
         "FVC_HOME": home, "FVC_PYTHON": site.python or sys.executable, SITE_VARIABLE: site.path,
         "FVC_TIME_SECONDS": site.seconds,
     }  # fmt: skip
-    lines += ["", f"export {' '.join(f'{name}={shlex.quote(str(value))}' for name, value in variables.items())}"]
+    assignments = " ".join(f"{name}={shlex.quote(str(value))}" for name, value in variables.items())
+    lines += ["", f"export {assignments}"]
     if job.folds is not None:  # without SLURM, bash runs the folds or shards in its arguments, else all of them
         lines.append(f"[ $# -gt 0 ] || set -- {' '.join(map(str, job.folds))}")
     return "\n".join(["#!/usr/bin/env bash", *lines, f"exec bash {_call(job, folder, home / 'slurm')}", ""])
@@ -470,8 +473,10 @@ def sbatch_command(job: SlurmJob, folder: Path, ids: Mapping[str, str]) -> list[
         folder: the run folder, or the output folder of ``predict``.
         ids: ``{name: SLURM's job id}`` of the jobs submitted before.
     """
-    waits = [f"afterok:{':'.join(ids[name] for name in job.needs)}"] if job.needs else []
-    waits += [f"afterany:{':'.join(ids[name] for name in job.after)}"] if job.after else []
+    must_succeed = ":".join(ids[name] for name in job.needs)
+    must_end = ":".join(ids[name] for name in job.after)
+    waits = [f"afterok:{must_succeed}"] if job.needs else []
+    waits += [f"afterany:{must_end}"] if job.after else []
     options = [f"--dependency={','.join(waits)}", "--kill-on-invalid-dep=yes"] if waits else []
     return ["sbatch", "--parsable", *options, str(script_path(job, folder))]
 

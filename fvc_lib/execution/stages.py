@@ -71,12 +71,14 @@ def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[
     if config.annotations_only:
         stages = [stage for stage in stages if not stage.needs]
     by_name = {stage.name: stage for stage in sorted(stages, key=lambda stage: stage.name)}
-    order = graphlib.TopologicalSorter({name: by_name.keys() & stage.comes_after for name, stage in by_name.items()})
-    return [
-        Task(by_name[name], fold)
-        for name in order.static_order()
-        for fold in (range(config.num_trainings) if by_name[name].per_fold else (None,))
-    ]
+    needs = {name: by_name.keys() & stage.comes_after for name, stage in by_name.items()}
+    order = graphlib.TopologicalSorter(needs)
+    tasks: list[Task] = []
+    for name in order.static_order():
+        stage = by_name[name]
+        folds = range(config.num_trainings) if stage.per_fold else (None,)
+        tasks += [Task(stage, fold) for fold in folds]
+    return tasks
 
 
 def needed_tasks(tasks: Sequence[Task], *, straight: bool = False) -> dict[str, set[str]]:

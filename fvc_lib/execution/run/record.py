@@ -113,13 +113,15 @@ def hardware() -> dict[str, object]:
     ``memory_bytes``, ``memory_limit_bytes`` and ``gpus`` (models).
     """
     cpuinfo = Path("/proc/cpuinfo")
-    model = re.search(r"^model name\s*: (.+)$", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
+    of_linux = cpuinfo.read_text() if cpuinfo.exists() else ""
+    model = re.search(r"^model name\s*: (.+)$", of_linux, re.MULTILINE)
+    processor = model[1] if model else platform.processor() or None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "host": socket.gethostname(),
         "machine": platform.machine(),
         "system": platform.platform(),
-        "processor": model[1] if model else platform.processor() or None,
+        "processor": processor,
         "cores": cores,
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "memory_bytes": psutil.virtual_memory().total,
@@ -157,11 +159,10 @@ def repeat_commands(code: CodeState, params: Path, patch: Path, *, command: str 
     """
     threads = os.environ.get("OMP_NUM_THREADS")
     run = command or f"python run_notebooks.py --params {shlex.quote(str(params))}"
-    return [
-        *([f"git checkout {code.commit}"] if code.commit else []),
-        *([f"git apply --whitespace=nowarn {shlex.quote(str(patch))}"] if code.patch else []),
-        f"OMP_NUM_THREADS={shlex.quote(threads)} {run}" if threads else run,
-    ]
+    checkout = [f"git checkout {code.commit}"] if code.commit else []
+    patched = [f"git apply --whitespace=nowarn {shlex.quote(str(patch))}"] if code.patch else []
+    with_threads = f"OMP_NUM_THREADS={shlex.quote(threads)} {run}" if threads else run
+    return [*checkout, *patched, with_threads]
 
 
 def bits_depend_on(attempt: Mapping[str, Any]) -> dict[str, object]:
@@ -175,8 +176,9 @@ def bits_depend_on(attempt: Mapping[str, Any]) -> dict[str, object]:
     """
     machine = attempt["hardware"]
     threads = machine["omp_num_threads"] or (attempt["slurm"] or {}).get("cpus_per_task") or machine["cores"]
+    libraries = {name: attempt["versions"][name] for name in BITS_DEPEND_ON}
     return {
-        **{name: attempt["versions"][name] for name in BITS_DEPEND_ON},
+        **libraries,
         "threads": str(threads),
         "machine": machine["machine"],
         "processor": machine["processor"],
@@ -270,12 +272,15 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits
     with record_held(run.run_json):
         record = read_run_record(run)
         worked = [attempt for attempt in record["attempts"] if not attempt["submits"]]
-        before, then = bits_depend_on(worked[-1]) if worked and not submits else {}, bits_depend_on(now)
-        if differs := {name: [before[name], then[name]] for name in before if before[name] != then[name]}:
+        before = bits_depend_on(worked[-1]) if worked and not submits else {}
+        then = bits_depend_on(now)
+        differs = {name: [before[name], then[name]] for name in before if before[name] != then[name]}
+        if differs:
             now["differs"], record["bit_equal_resume"] = differs, False
-        last = record["attempts"][-1]["code"]
-        if names := [name for name in ("commit", "patch_sha256") if last[name] != now["code"][name]]:
-            now["code_differs"] = {name: [last[name], now["code"][name]] for name in names}
+        last, code = record["attempts"][-1]["code"], now["code"]
+        names = [name for name in ("commit", "patch_sha256") if last[name] != code[name]]
+        if names:
+            now["code_differs"] = {name: [last[name], code[name]] for name in names}
         record["attempts"].append(now)
         # If the process is killed between the two writes, either version of params.yaml is accepted.
         params = hashlib.sha256(config.to_yaml().encode("utf-8", "surrogateescape")).hexdigest()

@@ -151,9 +151,10 @@ class StageSession:
         if not set(OF_MODEL).isdisjoint(self.parameters):  # else the model's file need not be imported
             values = self.config.effective_values()
         shown = [values[name] for name in self.parameters]
+        texts = [", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value) for value in shown]
         columns = {
             "parameter": list(self.parameters),
-            "value": [", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value) for value in shown],
+            "value": texts,
             "meaning": [meaning(name) for name in self.parameters],
         }
         return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
@@ -193,7 +194,9 @@ class StageSession:
 
         path = getattr(self.paths, table)
         schema = {"augmented_metadata": "AUGMENTED", "original_index": "INDEX"}.get(table, table.upper())
-        return path if isinstance(path, Path) else path(self.fold if fold is None else fold), getattr(tables, schema)
+        if not isinstance(path, Path):  # a method, which gives the path of one fold
+            path = path(self.fold if fold is None else fold)
+        return path, getattr(tables, schema)
 
     def training_options(self) -> dict[str, Any]:
         """Return the options of a training (``TrainingOptions``): its logs, its progress, and when it stops.

@@ -268,19 +268,22 @@ class TaskRun:
             seconds = now - self._first[0]
             done = progress.done - self._first[1]
             if done and seconds >= LEAST_SECONDS:
-                parts.append(f"{_clock(seconds / done * (progress.total - progress.done))} left")
+                seconds_left = seconds / done * (progress.total - progress.done)
+                parts.append(f"{_clock(seconds_left)} left")
         parts.append(f"{self._watch.rss_bytes / 1e9:.2f} GB, peak {self._watch.peak_rss_bytes / 1e9:.2f}")
         parts.append(last_loss(self._metrics, self._attempt) or "")
-        return "".join(char if char.isprintable() else "?" for char in f"  {'  '.join(filter(None, parts))}".rstrip())
+        line = f"  {'  '.join(filter(None, parts))}".rstrip()
+        return "".join(char if char.isprintable() else "?" for char in line)
 
     def _run_kernel(self) -> KernelOutcome:
         from fvc_lib.execution.papermill_engine import KernelRequest, execute  # papermill takes a second to load
 
         given = {ATTEMPT_VARIABLE: str(self._attempt), "FVC_RUNS_DIR": self.config.runs_dir, **self._extra}
+        environment = {**kernel_environment(os.environ), **given}
         request = KernelRequest(
             record=self._record,
             folder=self.notebook.path.parent,
-            environment={**kernel_environment(os.environ), **given},
+            environment=environment,
             log=self.run.stage_log(self.task.stage.name, self.task.fold),
             server=self._server,
             on_start=self._kernel_started,

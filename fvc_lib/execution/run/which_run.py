@@ -76,9 +76,10 @@ def given_values(
     typed.update(options or {})
     config = resolve_config(from_files, command_line=typed)
     from_environment = parameters.environment_values()
+    from_files_alone = from_files.keys() - from_environment.keys()
     return GivenValues(
         names=frozenset({*from_files, *typed, *from_environment}),
-        written=frozenset({*typed, *(from_files.keys() - from_environment.keys())}),
+        written=frozenset({*typed, *from_files_alone}),
         config=with_absolute_paths(config),
     )
 
@@ -91,7 +92,8 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     changed: dict[str, Any] = {}
     for name, declared in DECLARED.items():
         if declared.path and (value := getattr(config, name)):
-            paths = [str(Path(path).expanduser().absolute()) for path in ([value] if isinstance(value, str) else value)]
+            texts = [value] if isinstance(value, str) else value
+            paths = [str(Path(text).expanduser().absolute()) for text in texts]
             changed[name] = paths[0] if isinstance(value, str) else tuple(paths)
     return config.model_copy(update=changed)
 
@@ -131,12 +133,16 @@ def config_to_resume(run: RunPaths, given: GivenValues, arguments: Sequence[str]
     own = run_config(run.params_yaml)
     wanted = _with_written(own, given)
     parameters.refuse_contradictions(wanted, given.written)
-    if changed := {name: change for name, change in changes(own, wanted).items() if name not in MAY_CHANGE_ON_RESUME}:
-        resume = [] if any(text.startswith("--resume") for text in arguments) else ["--resume", str(run.root)]
+    every_change = changes(own, wanted)
+    changed = {name: change for name, change in every_change.items() if name not in MAY_CHANGE_ON_RESUME}
+    if changed:
+        names_run = any(text.startswith("--resume") for text in arguments)
+        resume = [] if names_run else ["--resume", str(run.root)]
         remedy = remedy or "Leave them out to resume it, or leave --resume out to start a new run."
+        fork = command_text(*arguments, *resume, "--fork")
         raise UsageError(
             f"{run.run_id} was made with other values: {in_words(changed)}. {remedy} To start a new run with what "
-            f"stays true of this one: {command_text(*arguments, *resume, '--fork')}"
+            f"stays true of this one: {fork}"
         )
     return wanted
 
@@ -259,12 +265,13 @@ def open_run(
         typed = [text for name, value in sorted(values.items()) for text in ("-p", name, as_text(value))]
         remedy = "Put the values back." if needs else 'Put the values back, or begin a run with them: run_dir = "new".'
         return run, config_to_resume(run, given, typed, remedy), False
-    demo = PARAMS / f"{TASKS[given.config.task].params}.yaml"
+    of_kind = TASKS[given.config.task]
+    demo = PARAMS / f"{of_kind.params}.yaml"
     if needs:
+        first_stage = of_kind.stages[0].name
         raise UsageError(
             f"{stage} reads tables of {', '.join(needs)}, which a new run does not have. Open the notebooks from "
-            f"{TASKS[given.config.task].stages[0].name} on, name a run in run_dir, or run all: "
-            f"{command_text('--params', demo)}"
+            f"{first_stage} on, name a run in run_dir, or run all: {command_text('--params', demo)}"
         )
     if not (run_dir or values or given.config.corpus) and demo.is_file():
         given = given_values([demo], options=of_task)
