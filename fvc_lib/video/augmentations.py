@@ -234,7 +234,9 @@ class Cutout(Operation, name="cutout", probability=0.3):
     @classmethod
     def draw(cls, generator: np.random.Generator, num_frames: int) -> Self:
         width, height = (_between(generator, 0.15, 0.35) for _ in range(2))
-        return cls(_between(generator, 0, 1 - width), _between(generator, 0, 1 - height), width, height)
+        left = _between(generator, 0, 1 - width)
+        top = _between(generator, 0, 1 - height)
+        return cls(left, top, width, height)
 
     def apply(self, pixels: Float) -> Float:
         rows, columns = pixels.shape[-2:]
@@ -332,7 +334,8 @@ def _to_planes(frames: Pixels) -> Pixels:
     height, width = (side + side % 2 for side in frames.shape[-2:])
     packed = np.empty((len(frames), height * 3 // 2, width), np.uint8)
     for frame, planes in zip(frames, packed, strict=True):
-        whole = np.pad(frame, ((0, 0), (0, height - frame.shape[1]), (0, width - frame.shape[2])), mode="edge")
+        row, column = height - frame.shape[1], width - frame.shape[2]  # 1 if it is repeated, else 0
+        whole = np.pad(frame, ((0, 0), (0, row), (0, column)), mode="edge")
         coded = Image.fromarray(np.ascontiguousarray(np.moveaxis(whole, 0, -1))).convert("YCbCr")
         planes[:height] = np.asarray(coded)[..., 0]
         colors = np.asarray(coded.reduce(2))[..., 1:]

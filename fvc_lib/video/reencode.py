@@ -115,9 +115,11 @@ class Recipe:
         since = times - times[0]
         # The last frame is assumed to last as long as the mean of the others.
         seconds = float(since[-1]) * len(times) / max(1, len(times) - 1)
-        shown = np.arange(max(1, int(seconds * self.rate + 0.5))) / self.rate
+        num_shown = max(1, int(seconds * self.rate + 0.5))
+        shown = np.arange(num_shown) / self.rate
         # Of two equally near frames the earlier is shown. The tolerance is for containers that round to milliseconds.
-        return np.searchsorted((since[1:] + since[:-1]) / 2 + _SAME_SECONDS, shown), shown
+        changes_at = (since[1:] + since[:-1]) / 2 + _SAME_SECONDS
+        return np.searchsorted(changes_at, shown), shown
 
     def num_shown(self, num_frames: int, seconds: float | None) -> int:
         """Return the largest possible number of distinct source frames in the re-encoded video.
@@ -376,8 +378,9 @@ class _Writer:
         is_full = _is_full_range(frame)
         # Lossless recipes keep full-range levels. Lossy ones convert them to limited range, the usual one in videos.
         full = ColorRange.JPEG if not self._recipe.crf else ColorRange.MPEG
+        size = (frame.width, frame.height) if is_cut else (width, height)
         made = self._reformatter.reformat(
-            frame, *((frame.width, frame.height) if is_cut else (width, height)), self._format,
+            frame, *size, self._format,
             interpolation=int(SCALER), threads=1,
             src_color_range=ColorRange.JPEG if is_full else None, dst_color_range=full if is_full else None,
         )  # fmt: skip
@@ -404,6 +407,8 @@ def _upright(frame: VideoFrame, width: int, height: int, orientation: Orientatio
     planes = []
     for plane, part in zip(frame.planes, (1, 2, 2), strict=True):
         rows = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
-        planes.append(np.ascontiguousarray(orientation.apply(rows[: height // part, : width // part])).reshape(-1))
+        upright = orientation.apply(rows[: height // part, : width // part])
+        planes.append(np.ascontiguousarray(upright).reshape(-1))
     shown = (width, height)[::-1] if orientation.transposed else (width, height)
-    return VideoFrame.from_ndarray(np.concatenate(planes).reshape(shown[1] * 3 // 2, shown[0]), format=_YUV)
+    packed = np.concatenate(planes).reshape(shown[1] * 3 // 2, shown[0])
+    return VideoFrame.from_ndarray(packed, format=_YUV)

@@ -159,7 +159,8 @@ class _Ellipse:
         down = (mouth - eyes) / length
         # The eyes of a face in profile are close together.
         width = max(0.7 * length, abs(places[1] - places[0]))
-        return cls(eyes + 0.65 * length * down, down, width * blend.width, length * blend.height)
+        centre = eyes + 0.65 * length * down
+        return cls(centre, down, width * blend.width, length * blend.height)
 
     def mask(self, blend: SelfBlend, rows: int, columns: int) -> npt.NDArray[np.float64]:
         """Return the weight of the copy in every pixel, float64 (H, W) in [0, 1]."""
@@ -170,9 +171,11 @@ class _Ellipse:
         deformed = (
             height * np.cos(period * angle + phase) for period, (height, phase) in zip(_WAVES, blend.waves, strict=True)
         )
-        share = np.clip((sum(deformed, start=np.ones(angle.shape)) - np.abs(place)) / blend.edge, 0, 1)
+        rim = sum(deformed, start=np.ones(angle.shape))
+        share = np.clip((rim - np.abs(place)) / blend.edge, 0, 1)
+        smooth = share * share * (3 - 2 * share)
         # Rounding keeps the last bits of sines, which differ between processors, out of the pixels.
-        return np.asarray(np.round(blend.opacity * (share * share * (3 - 2 * share)), 6))
+        return np.asarray(np.round(blend.opacity * smooth, 6))
 
 
 def _moved(copy: Pixels, ellipse: _Ellipse, blend: SelfBlend) -> tuple[Pixels, npt.NDArray[np.bool_]]:
@@ -181,8 +184,9 @@ def _moved(copy: Pixels, ellipse: _Ellipse, blend: SelfBlend) -> tuple[Pixels, n
     begin = ellipse.centre - (ellipse.centre + shift) / blend.scale
     data = (1 / blend.scale, 0.0, begin.real, 0.0, 1 / blend.scale, begin.imag)
     picture = Image.fromarray(np.ascontiguousarray(np.moveaxis(copy, 0, -1)))
+    white = Image.new("L", picture.size, 255)
     moved, inside = (
         np.asarray(image.transform(image.size, Image.Transform.AFFINE, data, Image.Resampling.BILINEAR))
-        for image in (picture, Image.new("L", picture.size, 255))
+        for image in (picture, white)
     )
     return np.moveaxis(moved, -1, 0), inside > 0

@@ -137,19 +137,22 @@ def read_frame_table(source: VideoSource) -> FrameTable:
             is_shown.append(not (packet.is_discard or (is_hidden is not None and is_hidden(memoryview(packet)))))
     except av.error.FFmpegError as error:
         failure = f"reading stops after {len(pts)} packets: {system_reason(error)}"
-    of_packets = np.array(pts, np.int64), np.array(is_key, bool), np.array(is_shown, bool)
-    damage = failure or _damage(source, of_packets[0], num_cut)
+    shown_at = np.array(pts, np.int64)
+    are_keys = np.array(is_key, bool)
+    are_shown = np.array(is_shown, bool)
+    damage = failure or _damage(source, shown_at, num_cut)
     if not pts:
         raise (TruncatedVideo if damage else CorruptVideo)(source.path, damage or "it opens, but holds no frame")
     stores_pts = source.container_name in _STORES_PTS
-    doubt = _doubt_of_codec(source, stores_pts, of_packets[0], min(num_bytes)) or _doubt_of_times(*of_packets)
+    doubt = _doubt_of_codec(source, stores_pts, shown_at, min(num_bytes))
+    doubt = doubt or _doubt_of_times(shown_at, are_keys, are_shown)
     return FrameTable(
-        pts=of_packets[0],
+        pts=shown_at,
         dts=np.array(dts, np.int64),
         num_bytes=np.array(num_bytes, np.int64),
-        is_key=of_packets[1],
+        is_key=are_keys,
         is_closed=np.array(is_closed, bool),
-        is_shown=of_packets[2],
+        is_shown=are_shown,
         doubt=doubt,
         stores_pts=stores_pts,
         damage=damage,
@@ -243,7 +246,8 @@ def _reaches_stated_end(source: VideoSource, pts: IntArray) -> bool:
     if not stated or not time_base or not len(pts) or (pts == NO_PTS).any():
         return False
     seconds = float(int(pts.max() - pts.min()) * time_base)
-    return seconds + 1.5 * seconds / max(1, len(pts) - 1) >= stated / av.time_base
+    tolerance = 1.5 * seconds / max(1, len(pts) - 1)
+    return seconds + tolerance >= stated / av.time_base
 
 
 _IDR = re.compile(rb"\x00\x00\x01[\x25\x45\x65]")  # nal_unit_type 5 (ITU-T H.264, table 7-1) behind a start code

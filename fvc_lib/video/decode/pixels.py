@@ -97,7 +97,9 @@ class Box:
 
     def cut(self, pixels: Pixels) -> Pixels:
         """Return a view of the part of ``pixels`` (..., H, W) inside the box, (..., height, width)."""
-        return pixels[..., self.top : self.top + self.height, self.left : self.left + self.width]
+        rows = slice(self.top, self.top + self.height)
+        columns = slice(self.left, self.left + self.width)
+        return pixels[..., rows, columns]
 
 
 def fit(display_width: Fraction, display_height: Fraction, width: int, height: int) -> Box:

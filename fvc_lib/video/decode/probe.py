@@ -178,6 +178,8 @@ def probe_and_decode(
     span = float(shown.max() - shown.min()) * float(time_base or 0) if not table.doubt else 0.0
     rate = (num_frames - 1) / span if span and num_frames > 1 else rate
     duration = num_frames / rate if rate else None
+    bits_per_second = 8 * size_bytes / duration if duration else None
+    of_packets = packet_facts(table, time_base)
     probe = VideoProbe(
         codec,
         container,
@@ -190,8 +192,8 @@ def probe_and_decode(
         sink.orientation.rotation_degrees,
         has_audio,
         size_bytes,
-        8 * size_bytes / duration if duration else None,
-        **asdict(packet_facts(table, time_base)),
+        bits_per_second,
+        **asdict(of_packets),
     )
     return probe, [Clip.of(clip, seconds) for clip in sink.clips]
 

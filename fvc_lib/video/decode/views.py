@@ -136,14 +136,16 @@ def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixe
     frames = np.empty((*places.shape, 3, side, side), np.uint8)
     seen = []
     for number, own in enumerate(np.searchsorted(decoded.frame_indices, places)):
-        is_short = view.stride and places[number, -1] - places[number, 0] < int(view.stride * (num_frames - 1))
+        wanted_span = int(view.stride * (num_frames - 1))
+        is_short = view.stride and places[number, -1] - places[number, 0] < wanted_span
         note = f"the video is too short for stride {view.stride:.4g}" if is_short else ""
         if view.crop or view.fit != "letterbox":
             frames[number], boxes, found = seen_part(view, box.cut(decoded.frames[own]), side)
             note = note if found else "; ".join(filter(None, (note, NOT_FOUND)))
             part = boxes[num_frames // 2]
         else:
-            frames[number], part = decoded.frames[own], np.array([0, 0, box.width, box.height], float)
+            frames[number] = decoded.frames[own]
+            part = np.array([0, 0, box.width, box.height], float)
         left, top, width, height = (part / [box.width, box.height, box.width, box.height]).tolist()
         first, middle, last = (int(places[number][place]) for place in (0, num_frames // 2, -1))
         seen.append(SeenClip(number, first, middle, last, round(stride), left, top, width, height, note))
@@ -223,10 +225,12 @@ def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, b
     if view.fit.startswith("squash"):
         across, down = (view.share, 1.0) if width > height else (1.0, view.share)
         box = np.array([(1 - across) / 2 * width, (1 - down) / 2 * height, across * width, down * height])
-        return np.stack([cut_out(picture, box, side) for picture in pictures]), np.tile(box, (len(pictures), 1)), True
+        squashed = np.stack([cut_out(picture, box, side) for picture in pictures])
+        return squashed, np.tile(box, (len(pictures), 1)), True
     top = round((height - side) / 2)
     left = round((width - side) / 2)
-    padded = np.pad(pictures, ((0, 0), (0, 0), (max(0, -top), side), (max(0, -left), side)))
+    above, before = max(0, -top), max(0, -left)
+    padded = np.pad(pictures, ((0, 0), (0, 0), (above, side), (before, side)))
     top, left = max(0, top), max(0, left)
     # Contiguous, because a window is written to its file as one block of memory.
     frames = np.ascontiguousarray(padded[:, :, top : top + side, left : left + side])
@@ -272,9 +276,12 @@ def square_boxes(boxes: Boxes, margin: float, height: int, width: int) -> Boxes:
         height: height of the picture in pixels.
         width: width of the picture in pixels.
     """
-    sides = np.minimum(boxes[:, 2:].max(1) * (1 + margin), min(height, width))
-    left = np.clip(boxes[:, 0] + boxes[:, 2] / 2 - sides / 2, 0, width - sides)
-    top = np.clip(boxes[:, 1] + boxes[:, 3] / 2 - sides / 2, 0, height - sides)
+    longer_sides = boxes[:, 2:].max(1)
+    sides = np.minimum(longer_sides * (1 + margin), min(height, width))
+    middle_x = boxes[:, 0] + boxes[:, 2] / 2
+    middle_y = boxes[:, 1] + boxes[:, 3] / 2
+    left = np.clip(middle_x - sides / 2, 0, width - sides)
+    top = np.clip(middle_y - sides / 2, 0, height - sides)
     return np.stack([left, top, sides, sides], axis=1)
 
 
@@ -345,7 +352,8 @@ def window_places(view: View, num_frames: int, num_source_frames: int, seconds: 
     if view.stride:
         stride = clip_places(replace(view, clips=1), num_frames, n)[1]
         begins = max(0, n - 1 - (num_frames - 1) * stride)
-        return clip_places(replace(view, clips=min(most, math.ceil(begins / (half * stride)) + 1)), num_frames, n)[0]
+        enough = math.ceil(begins / (half * stride)) + 1
+        return clip_places(replace(view, clips=min(most, enough)), num_frames, n)[0]
     rate = n / seconds if seconds > 0 else 0.0
     gap = max(1.0, rate * STRETCH_SECONDS / num_frames)  # frames of the video from one frame of a window to the next
     wanted = round(((n - 1) / gap - (num_frames - 1)) / half) + 1
@@ -454,5 +462,6 @@ class _WindowSink:
             cut = seen_part(self._view, pictures, self._side)[0]
             for stored, frame in zip(self.windows.stored[number].tolist(), cut, strict=True):
                 self._store(stored, frame)
-        needed = set(places[places[:, -1] > place].ravel().tolist())
+        of_later_windows = places[places[:, -1] > place]
+        needed = set(of_later_windows.ravel().tolist())
         self._held = {place: picture for place, picture in self._held.items() if place in needed}

@@ -144,10 +144,10 @@ class FeatureFamily:
         Raises:
             KeyError: ``measure`` did not return a feature that the family declares.
         """
-        rows = [
-            np.concatenate([np.ravel(np.asarray(each[feature.name], np.float64)) for each in measured] or [np.empty(0)])
-            for feature in self.features
-        ]
+        rows = []
+        for feature in self.features:
+            values = [np.ravel(np.asarray(each[feature.name], np.float64)) for each in measured]
+            rows.append(np.concatenate(values or [np.empty(0)]))
         pooled = pool(rows)
         if self.of == "stream":  # a single value, which is its own maximum
             pooled = pooled[:, -1:]
@@ -314,7 +314,9 @@ class SampleSink:
         for places in self._runs:
             first, *others = (self._seen[place] for place in places.tolist())
             alike = [first, *takewhile(lambda other, shape=first.shape: other.shape == shape, others)]  # type: ignore[misc]
-            runs.append(Run(np.stack([frame.tiles for frame in alike]), np.stack([frame.small for frame in alike])))
+            tiles = np.stack([frame.tiles for frame in alike])
+            small = np.stack([frame.small for frame in alike])
+            runs.append(Run(tiles, small))
         stream = replace(
             self._stream,
             frame_types="".join(frame.letter for frame in frames),
@@ -352,7 +354,8 @@ def _plane(frame: VideoFrame, number: int, bits: int) -> npt.NDArray[Any]:
     plane = frame.planes[number]
     pixels = np.frombuffer(memoryview(plane), np.uint8 if bits == 8 else np.dtype("<u2"))
     line = plane.line_size // pixels.itemsize
-    return pixels[: len(pixels) // line * line].reshape(-1, line)[: plane.height, : plane.width]
+    lines = pixels[: len(pixels) // line * line].reshape(-1, line)
+    return lines[: plane.height, : plane.width]
 
 
 def _tiles(plane: npt.NDArray[Any], corners: IntArray) -> Float32:
@@ -408,8 +411,10 @@ def _exported(frame: VideoFrame) -> tuple[str, tuple[float, float], float, Float
     listed = vectors.to_ndarray()
     intra = np.nan
     if letter == "P":  # the share of the area that is not predicted from another frame
-        area = -(-frame.width // _MACROBLOCK) * -(-frame.height // _MACROBLOCK) * _MACROBLOCK**2
-        intra = float(max(0.0, 1 - (listed["w"].astype(np.int64) * listed["h"]).sum() / area))
+        num_blocks = -(-frame.width // _MACROBLOCK) * -(-frame.height // _MACROBLOCK)
+        area = num_blocks * _MACROBLOCK**2
+        predicted = (listed["w"].astype(np.int64) * listed["h"]).sum()
+        intra = float(max(0.0, 1 - predicted / area))
     return letter, qp, intra, _motion(listed)
 
 
