@@ -61,9 +61,10 @@ def fit_scaling(values: Values) -> Arrays:
     """
     missing = np.isnan(values)
     known = np.where(missing.all(0), 0.0, values)
+    sometimes_missing = missing.any(0) & ~missing.all(0)
     arrays = {
         "median": np.nanmedian(known, axis=0),
-        "indicator": np.flatnonzero(missing.any(0) & ~missing.all(0)).astype(np.int64),
+        "indicator": np.flatnonzero(sometimes_missing).astype(np.int64),
     }
     filled = _filled(arrays, values)
     scale = filled.std(0)
@@ -212,7 +213,9 @@ def _boosting_logits(arrays: Arrays, values: Values) -> Values:
         node = np.full(len(values), root)
         while not (leaf := arrays["is_leaf"][node].astype(bool)).all():
             value = values[rows, arrays["feature"][node]]
-            goes_left = np.where(np.isnan(value), arrays["missing_left"][node] == 1, value <= arrays["threshold"][node])
+            missing_goes_left = arrays["missing_left"][node] == 1
+            is_below = value <= arrays["threshold"][node]
+            goes_left = np.where(np.isnan(value), missing_goes_left, is_below)
             child = root + np.where(goes_left, arrays["left"][node], arrays["right"][node])
             node = np.where(leaf, node, child)
         logits += arrays["value"][node]

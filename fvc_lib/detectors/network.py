@@ -589,7 +589,12 @@ def parameters_by_stage(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], .
     if len(stages) > 1:
         stages[:2] = [stages[0] + stages[1]]
     seen: set[nn.Parameter] = set()  # shared parameters belong to the first stage that has them
-    return tuple(tuple(p for p in stage if p not in seen and not seen.add(p)) for stage in stages)  # type: ignore[func-returns-value]
+    by_stage: list[tuple[nn.Parameter, ...]] = []
+    for stage in stages:
+        unseen = tuple(parameter for parameter in dict.fromkeys(stage) if parameter not in seen)
+        seen.update(unseen)
+        by_stage.append(unseen)
+    return tuple(by_stage)
 
 
 def num_trained_stages(epoch: int, num_stages: int, *, freeze_epochs: int, stage_epochs: int) -> int:

@@ -103,7 +103,8 @@ def _ends_of_stages(outputs: Sequence[Tensor]) -> list[int]:
     shapes = [output.shape for output in outputs]
     ends = [number for number, shape in enumerate(shapes) if number + 1 == len(shapes) or shapes[number + 1] != shape]
     if len(ends) == 1:
-        ends = sorted({len(shapes) * quarter // _EVEN_STAGES - 1 for quarter in range(1, _EVEN_STAGES + 1)} - {-1})
+        quarters = range(1, _EVEN_STAGES + 1)
+        ends = sorted({len(shapes) * quarter // _EVEN_STAGES - 1 for quarter in quarters} - {-1})
     return ends
 
 

@@ -77,7 +77,9 @@ def load_weights(
     try:
         missing, unknown = network.load_state_dict(found, strict=False)
     except RuntimeError as error:  # a line for every weight of another shape
-        raise UsageError(f"{fits}: {'; '.join(map(str.strip, str(error).splitlines()[1:4]))} {remedy}") from error
+        first_of_them = str(error).splitlines()[1:4]
+        reasons = "; ".join(map(str.strip, first_of_them))
+        raise UsageError(f"{fits}: {reasons} {remedy}") from error
     strange = [name for name in unknown if not name.startswith(CLASS_LAYERS) and not name.endswith(_COUNTER)]
     absent = [name for name in missing if not name.endswith(_COUNTER)]
     if problems := problems_of({"not in it": absent, "unknown": strange}):
@@ -90,11 +92,13 @@ def problems_of(names: Mapping[str, Sequence[str]]) -> str:
 
     ``names`` maps kinds, such as ``unknown``, to names of weights.
     """
-    return "; ".join(
-        f"{kind}: {', '.join(some[:_NAMED_AT_MOST])}{' ...' * (len(some) > _NAMED_AT_MOST)}"
-        for kind, some in names.items()
-        if some
-    )
+    problems = []
+    for kind, some in names.items():
+        if some:
+            named = ", ".join(some[:_NAMED_AT_MOST])
+            more = " ..." if len(some) > _NAMED_AT_MOST else ""
+            problems.append(f"{kind}: {named}{more}")
+    return "; ".join(problems)
 
 
 def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tensor]:

@@ -74,7 +74,8 @@ class FrameCnn(FrameTrunk):
     def forward(self, frames: Tensor) -> Tensor:
         """Return logits float (B,), positive for fake, of frames uint8 (B, T, 3, H, W)."""
         features = self._pooled_frames(frames)
-        return self.head(torch.cat([features.mean(2), features.amax(2), features.amin(2)], dim=1)).squeeze(1)
+        over_time = torch.cat([features.mean(2), features.amax(2), features.amin(2)], dim=1)
+        return self.head(over_time).squeeze(1)
 
 
 DETECTORS.register(

@@ -129,7 +129,8 @@ def pixel_maps(frames: Tensor, cell: int) -> Tensor:
     rows = _places(height, seen.device)[:, None]
     columns = _places(width, seen.device)[None, :]
     places = torch.stack([rows.expand(height, width), columns.expand(height, width)])
-    return torch.cat([seen, places[None, :, None].expand(batch, -1, num_frames, -1, -1)], dim=1).contiguous()
+    of_frames = places[None, :, None].expand(batch, -1, num_frames, -1, -1)
+    return torch.cat([seen, of_frames], dim=1).contiguous()
 
 
 def _places(size: int, device: torch.device) -> Tensor:
