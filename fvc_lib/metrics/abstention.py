@@ -74,7 +74,8 @@ def witnesses(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, folds: Ar
     values = check_scores(scores, checked.size)
     numbers = np.asarray(folds, dtype=np.int64)
     _, group_of = np.unique(np.asarray(groups), return_inverse=True)
-    _, vote_of, sizes = np.unique(2 * group_of + checked, return_inverse=True, return_counts=True)
+    group_and_label = 2 * group_of + checked
+    _, vote_of, sizes = np.unique(group_and_label, return_inverse=True, return_counts=True)
     return Witnesses(values, checked, numbers, 1 / sizes[vote_of])
 
 
@@ -99,7 +100,9 @@ class PValues:
         not_real = self.real <= of_reals * (1 + 1e-12)
         not_fake = self.fake <= of_fakes * (1 + 1e-12)
         # Both may be ruled out, by a score between the classes and far from both. Then the video is undecided too.
-        answers: list[str] = np.select([not_real & ~not_fake, not_fake & ~not_real], [FAKE, REAL], UNDECIDED).tolist()
+        only_fake_left = not_real & ~not_fake
+        only_real_left = not_fake & ~not_real
+        answers: list[str] = np.select([only_fake_left, only_real_left], [FAKE, REAL], UNDECIDED).tolist()
         return answers
 
     def of_case(self, how: CaseScore) -> "PValues":
@@ -162,8 +165,10 @@ def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray)
     ascending = scores[order]
     summed = np.append(0.0, weights[order].cumsum())
     if label == 0:
-        return np.asarray(summed[-1] - summed[np.searchsorted(ascending, new, side="left")])
-    return np.asarray(summed[np.searchsorted(ascending, new, side="right")])
+        num_lower = np.searchsorted(ascending, new, side="left")
+        return np.asarray(summed[-1] - summed[num_lower])
+    num_up_to = np.searchsorted(ascending, new, side="right")
+    return np.asarray(summed[num_up_to])
 
 
 def left_out_p_values(known: Witnesses, groups: ArrayLike) -> PValues:
@@ -177,7 +182,8 @@ def left_out_p_values(known: Witnesses, groups: ArrayLike) -> PValues:
         groups: (N,) of group ids.
     """
     _, group_of = np.unique(np.asarray(groups), return_inverse=True)
-    members = np.split(np.argsort(group_of, kind="stable"), np.bincount(group_of).cumsum()[:-1])
+    first_of_next = np.bincount(group_of).cumsum()[:-1]
+    members = np.split(np.argsort(group_of, kind="stable"), first_of_next)
     both = []
     for label in (0, 1):
         of = known.labels == label
@@ -186,10 +192,12 @@ def left_out_p_values(known: Witnesses, groups: ArrayLike) -> PValues:
         for group in members:
             alike = group[known.labels[group] == label]
             if alike.size:
-                votes[group] -= _votes(label, known.scores[alike], known.weights[alike], known.scores[group])
+                of_itself = _votes(label, known.scores[alike], known.weights[alike], known.scores[group])
+                votes[group] -= of_itself
                 others[group] -= 1
         # Subtraction leaves rounding noise, and votes are counted in shares of a group.
-        both.append((1 + np.maximum(np.round(votes, 9), 0)) / (1 + others))
+        rounded = np.maximum(np.round(votes, 9), 0)
+        both.append((1 + rounded) / (1 + others))
     return PValues(*both)
 
 
@@ -209,7 +217,8 @@ def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05)
     """
     given, telling = np.array(answers), set()
     for label, answer in ((0, REAL), (1, FAKE)):
-        votes = [float(known.weights[(known.labels == of) & (given == answer)].sum()) for of in (0, 1)]
+        is_answer = given == answer
+        votes = [float(known.weights[(known.labels == of) & is_answer].sum()) for of in (0, 1)]
         hits = math.floor(votes[label] + 1e-9)
         alarms = math.ceil(votes[1 - label] - 1e-9)
         num_right = known.num_groups[label]
@@ -231,12 +240,13 @@ def _fisher_p_value(hits: int, alarms: int, num_right: int, num_wrong: int) -> f
         num_wrong: number of groups of the wrong class.
     """
     given, num_all = hits + alarms, num_right + num_wrong
-    right = np.arange(max(hits, given - num_wrong), min(given, num_right) + 1)
+    most = min(given, num_right)
+    right = np.arange(max(hits, given - num_wrong), most + 1)
     counts: list[Any] = [right, num_right - right, given - right, num_wrong - given + right, num_all]
     margins = [num_right, num_wrong, given, num_all - given]
     of_margins = sum(gammaln(np.add(margin, 1)) for margin in margins)
-    logarithms = of_margins - sum(gammaln(np.add(count, 1)) for count in counts)
-    return float(np.exp(logarithms).sum())
+    of_counts = sum(gammaln(np.add(count, 1)) for count in counts)
+    return float(np.exp(of_margins - of_counts).sum())
 
 
 @dataclass(frozen=True)
@@ -264,6 +274,7 @@ def abstention_rates(known: Witnesses, answers: list[str]) -> AbstentionRates:
 
     def share(labels: list[int], answer: str) -> float:
         of = np.isin(known.labels, labels)
-        return float(divide(known.weights[of & (given == answer)].sum(), known.weights[of].sum()))
+        answered = known.weights[of & (given == answer)]
+        return float(divide(answered.sum(), known.weights[of].sum()))
 
     return AbstentionRates(share([0], FAKE), share([1], REAL), share([0, 1], UNDECIDED), known.num_groups)

@@ -60,7 +60,8 @@ def expected_calibration_error(sums: FloatArray) -> FloatArray:
         ValueError: scores outside [0, 1].
     """
     # |mean score - share of fakes| times the bin's weight is |sum of (score - label)|: no division, no empty bin.
-    return divide(np.abs(sums[:, :-1]).sum(axis=1), sums[:, -1])
+    distances = np.abs(sums[:, :-1])
+    return divide(distances.sum(axis=1), sums[:, -1])
 
 
 def fit_temperature(labels: ArrayLike, logits: ArrayLike) -> float:
@@ -93,7 +94,8 @@ def fit_temperature(labels: ArrayLike, logits: ArrayLike) -> float:
     checked, values = checked[order], values[order]
 
     def slope(temperature: float) -> float:  # of negative log-likelihood + b - log b (the prior), by b = 1 / T
-        return float(np.sum(values * (_sigmoid(values / temperature) - checked))) + 1 - temperature
+        excess = _sigmoid(values / temperature) - checked
+        return float(np.sum(values * excess)) + 1 - temperature
 
     return _root(slope)
 
@@ -140,7 +142,8 @@ def _root(slope: Callable[[float], float]) -> float:
         return HIGHEST_TEMPERATURE
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if slope(float(np.exp(middle))) > 0 else (low, middle)
+        root_is_above = slope(float(np.exp(middle))) > 0
+        low, high = (middle, high) if root_is_above else (low, middle)
     return float(np.exp((low + high) / 2))
 
 

@@ -64,9 +64,11 @@ class Metric:
         checked = check_labels(labels)
         values = check_scores(scores, checked.size)
         if weights is None:
-            return float(self.definition(checked, values, np.ones((1, checked.size)))[0])
+            all_alike = np.ones((1, checked.size))
+            return float(self.definition(checked, values, all_alike)[0])
         table = np.asarray(weights, dtype=np.float64)
-        return self.definition(checked, values, table.reshape(-1, checked.size)).reshape(table.shape[:-1])
+        of_sets = self.definition(checked, values, table.reshape(-1, checked.size))
+        return of_sets.reshape(table.shape[:-1])
 
 
 class SumsMetric(Metric):
@@ -166,7 +168,8 @@ class ConfusionCurve:
 
         Before the K thresholds comes a column of 0, where nothing is called fake. The last column is 1.
         """
-        return np.pad(divide(self.true_positives, self.num_fake[:, None]), ((0, 0), (1, 0)))
+        rates = divide(self.true_positives, self.num_fake[:, None])
+        return np.pad(rates, ((0, 0), (1, 0)))
 
     @property
     def false_positive_rates(self) -> FloatArray:
@@ -174,7 +177,8 @@ class ConfusionCurve:
 
         Before the K thresholds comes a column of 0, where nothing is called fake. The last column is 1.
         """
-        return np.pad(divide(self.false_positives, self.num_real[:, None]), ((0, 0), (1, 0)))
+        rates = divide(self.false_positives, self.num_real[:, None])
+        return np.pad(rates, ((0, 0), (1, 0)))
 
     def counts_at(self, points: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return ``(true_positives, false_positives)``, both float64 (R,), at a chosen threshold per set of weights.
@@ -195,12 +199,14 @@ def confusion_curve(labels: IntArray, scores: FloatArray, weights: FloatArray) -
     order = np.argsort(-scores, kind="stable")
     descending = scores[order]
     is_fake = labels[order] == 1
-    last_of_tie = np.append(np.flatnonzero(np.diff(descending)), order.size - 1)
+    before_a_lower_score = np.flatnonzero(np.diff(descending))
+    last_of_tie = np.append(before_a_lower_score, order.size - 1)
     counts = []
     for of_class in (is_fake, ~is_fake):
         sums = np.zeros((len(weights), 1 + np.count_nonzero(of_class)))  # [:, k]: weight of the first k
         np.cumsum(weights[:, order[of_class]], axis=1, out=sums[:, 1:])
-        counts.append(np.take(sums, np.cumsum(of_class)[last_of_tie], axis=1))
+        rows_reached = np.cumsum(of_class)[last_of_tie]
+        counts.append(np.take(sums, rows_reached, axis=1))
     return ConfusionCurve(descending[last_of_tie], *counts)
 
 
@@ -223,7 +229,8 @@ class CurveMetric(Metric):
         @functools.wraps(of_curve)
         def definition(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
             curve = confusion_curve(labels, scores, weights)
-            return np.where(curve.num_real > fewest_reals - 1e-7, of_curve(curve), np.nan)
+            enough_reals = curve.num_real > fewest_reals - 1e-7
+            return np.where(enough_reals, of_curve(curve), np.nan)
 
         super().__init__(definition, SHARE, in_halves=in_halves)
         self.of_curve = of_curve
@@ -249,7 +256,8 @@ def roc_auc(curve: ConfusionCurve) -> FloatArray:
     true_positives, false_positives = curve.true_positives, curve.false_positives
     steps = false_positives[:, 1:] - false_positives[:, :-1]
     # A fake at this very score ties with the reals of the step: half of it is counted.
-    doubled = np.einsum("rk,rk->r", steps, true_positives[:, 1:] + true_positives[:, :-1])
+    at_both_ends = true_positives[:, 1:] + true_positives[:, :-1]
+    doubled = np.einsum("rk,rk->r", steps, at_both_ends)
     doubled += false_positives[:, 0] * true_positives[:, 0]
     return divide(doubled / 2, curve.num_fake * curve.num_real)
 
@@ -267,10 +275,12 @@ def average_precision(curve: ConfusionCurve) -> FloatArray:
     if only one class occurs.
     """
     true_positives = curve.true_positives
+    called_fake = true_positives + curve.false_positives
     # Where nothing is called fake yet (rows of weight 0), no recall is gained either: 0 / tiny.
-    precision = true_positives / np.maximum(true_positives + curve.false_positives, np.finfo(np.float64).tiny)
+    precision = true_positives / np.maximum(called_fake, np.finfo(np.float64).tiny)
     gained = true_positives[:, 1:] - true_positives[:, :-1]
-    total = np.einsum("rk,rk->r", gained, precision[:, 1:]) + true_positives[:, 0] * precision[:, 0]
+    after_the_first = np.einsum("rk,rk->r", gained, precision[:, 1:])
+    total = after_the_first + true_positives[:, 0] * precision[:, 0]
     return np.where(curve.num_real > 0, divide(total, curve.num_fake), np.nan)
 
 
@@ -288,12 +298,14 @@ def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
     fakes, reals = curve.num_fake, curve.num_real
 
     # (1 - TPR) - FPR, times the number of pairs of a real and a fake. It falls along the curve.
-    falling = (fakes - curve.true_positives.T) * reals - curve.false_positives.T * fakes
+    missed = (fakes - curve.true_positives.T) * reals
+    falling = missed - curve.false_positives.T * fakes
     after = (falling > 0).sum(axis=0)
     before = curve.counts_at(after - 1)
     beyond = curve.counts_at(after)
     high, low = ((fakes - hits) * reals - alarms * fakes for hits, alarms in (before, beyond))
-    crossing = before[1] + divide(high, high - low) * (beyond[1] - before[1])
+    share_of_step = divide(high, high - low)
+    crossing = before[1] + share_of_step * (beyond[1] - before[1])
     return divide(crossing, reals)
 
 
@@ -306,7 +318,8 @@ def _largest_rate(curve: ConfusionCurve, false_positive_rate: float) -> FloatArr
     """
     # Counts, not rates, are compared: 1 of 20 must not fail 0.05 by rounding.
     allowed = false_positive_rate * curve.num_real * (1 + 1e-12)
-    last = (curve.false_positives <= allowed[:, None]).sum(axis=1) - 1
+    is_allowed = curve.false_positives <= allowed[:, None]
+    last = is_allowed.sum(axis=1) - 1
     reached = divide(curve.counts_at(last)[0], curve.num_fake)
     return np.where(curve.num_real > 0, reached, np.nan)
 
@@ -365,10 +378,13 @@ def partial_auc(curve: ConfusionCurve) -> FloatArray:
     alarms, hits = curve.false_positive_rates, curve.true_positive_rates
     width = alarms[:, 1:] - alarms[:, :-1]
     inside = np.clip(end - alarms[:, :-1], 0, width)  # the part of a step below the end
-    rise = (hits[:, 1:] - hits[:, :-1]) * divide(inside, width, undefined=0.0)
-    area = (inside * (hits[:, :-1] + rise / 2)).sum(axis=1)
+    share_inside = divide(inside, width, undefined=0.0)
+    rise = (hits[:, 1:] - hits[:, :-1]) * share_inside
+    mean_height = hits[:, :-1] + rise / 2
+    area = (inside * mean_height).sum(axis=1)
     least = end**2 / 2
-    return np.where(curve.num_fake > 0, (1 + (area - least) / (end - least)) / 2, np.nan)
+    above_chance = (area - least) / (end - least)
+    return np.where(curve.num_fake > 0, (1 + above_chance) / 2, np.nan)
 
 
 def cells_of_confusion(labels: IntArray, decisions: FloatArray) -> FloatArray:
@@ -392,7 +408,8 @@ def _squared_errors(labels: IntArray, scores: FloatArray) -> FloatArray:
 def _log_losses(labels: IntArray, scores: FloatArray) -> FloatArray:
     epsilon = np.finfo(np.float64).eps
     clipped = np.clip(check_probabilities(scores), epsilon, 1 - epsilon)
-    return _with_ones(-np.where(labels == 1, np.log(clipped), np.log1p(-clipped)))
+    log_likelihoods = np.where(labels == 1, np.log(clipped), np.log1p(-clipped))
+    return _with_ones(-log_likelihoods)
 
 
 def _with_ones(losses: FloatArray) -> FloatArray:
@@ -426,7 +443,9 @@ def balanced_accuracy(sums: FloatArray) -> FloatArray:
     ``sums`` are internal. NaN if only one class occurs.
     """
     hits, misses, false_alarms, rejections = sums.T
-    return (divide(hits, hits + misses) + divide(rejections, false_alarms + rejections)) / 2
+    share_of_fakes = divide(hits, hits + misses)
+    share_of_reals = divide(rejections, false_alarms + rejections)
+    return (share_of_fakes + share_of_reals) / 2
 
 
 @declare(
@@ -446,7 +465,8 @@ def matthews_correlation(sums: FloatArray) -> FloatArray:
     called_fake, called_real = hits + false_alarms, misses + rejections
     # Roots one by one: the product of four sums overflows nothing, but loses digits.
     scale = np.sqrt(fakes) * np.sqrt(reals) * np.sqrt(called_fake) * np.sqrt(called_real)
-    value = divide(hits * rejections - false_alarms * misses, scale, undefined=0.0)
+    agreement = hits * rejections - false_alarms * misses
+    value = divide(agreement, scale, undefined=0.0)
     return _where_two_classes(value, fakes, reals)
 
 
@@ -494,7 +514,8 @@ def decide(scores: ArrayLike, threshold: ArrayLike) -> IntArray:
 
     ``threshold`` is a number, or (N,) with the threshold of each row, such as the threshold of its fold.
     """
-    return (np.asarray(scores, dtype=np.float64) >= np.asarray(threshold, dtype=np.float64)).astype(np.int64)
+    is_fake = np.asarray(scores, dtype=np.float64) >= np.asarray(threshold, dtype=np.float64)
+    return is_fake.astype(np.int64)
 
 
 def best_threshold(labels: ArrayLike, scores: ArrayLike) -> float:
@@ -516,11 +537,14 @@ def best_threshold(labels: ArrayLike, scores: ArrayLike) -> float:
     curve = confusion_curve(checked, probabilities, np.ones((1, checked.size)))
     # Counts times the other class's size: balanced accuracy in integers, so that equally good means equal.
     fakes, reals = curve.num_fake[0], curve.num_real[0]
-    merit = np.append(0.0, curve.true_positives[0] * reals - curve.false_positives[0] * fakes)
+    merit_of_scores = curve.true_positives[0] * reals - curve.false_positives[0] * fakes
+    merit = np.append(0.0, merit_of_scores)
     candidates = _midpoints(curve.thresholds)
     usable = candidates <= 1
-    best = candidates[usable & (merit == merit[usable].max())]
-    return float(best[np.lexsort((best, np.abs(best - 0.5)))[0]])
+    has_most_merit = merit == merit[usable].max()
+    best = candidates[usable & has_most_merit]
+    nearest = np.lexsort((best, np.abs(best - 0.5)))[0]
+    return float(best[nearest])
 
 
 def _midpoints(descending: FloatArray) -> FloatArray:

@@ -51,7 +51,8 @@ class GroupCounts:
         """
         weights = [1 / number for number in self.per_class]
         spread = sum(weight**2 / max(number - 1, 1) for weight, number in zip(weights, self.per_class, strict=True))
-        return max(1.0, min(self.total - 1, sum(weights) ** 2 / spread))
+        by_welch = sum(weights) ** 2 / spread
+        return max(1.0, min(self.total - 1, by_welch))
 
     @property
     def comparisons(self) -> int:
@@ -75,7 +76,8 @@ class Interval:
 
     def row(self) -> tuple[float | None, float | None, float | None, int, int]:
         """Return ``(value, low, high, num_rows, num_groups)`` for the result tables; None for NaN or infinity."""
-        value, low, high = (float(end) if np.isfinite(end) else None for end in (self.value, self.low, self.high))
+        numbers = (self.value, self.low, self.high)
+        value, low, high = (float(number) if np.isfinite(number) else None for number in numbers)
         return value, low, high, self.num_rows, self.num_groups
 
 
@@ -196,16 +198,20 @@ def interval_ends(
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence: got {confidence}, wanted a number inside (0, 1).")
-    least, most = np.broadcast_to(np.asarray(bounds, dtype=np.float64), (values.size, 2)).T
+    of_each = np.broadcast_to(np.asarray(bounds, dtype=np.float64), (values.size, 2))
+    least, most = of_each.T
     bias, spread = deviations(values, replicates)
-    reach = stdtrit(groups.degrees_of_freedom, (1 + confidence) / 2) * spread
+    quantile = stdtrit(groups.degrees_of_freedom, (1 + confidence) / 2)
+    reach = quantile * spread
     low = np.fmax(values - reach, least)
     high = np.fmin(values + reach, most)
     below, above = values - least, most - values
     known = np.isfinite(reach) & np.isfinite(below)  # else there is no scale but that of the values
     width = np.where(known & np.isfinite(above), most - least, 0.0)
-    unseen = width * (1 - (1 - confidence) ** (1 / groups.comparisons))
-    best, worst = (known & (distance <= width * _AT_THE_END) for distance in (above, below))
+    success_rate = (1 - confidence) ** (1 / groups.comparisons)
+    unseen = width * (1 - success_rate)
+    near = width * _AT_THE_END
+    best, worst = (known & (distance <= near) for distance in (above, below))
     low[best] = np.minimum(low, most - unseen)[best]
     high[worst] = np.maximum(high, least + unseen)[worst]
     inside = known & ~best & ~worst
@@ -213,14 +219,16 @@ def interval_ends(
     above = above[inside]
     start = least[inside]
     with np.errstate(divide="ignore"):  # infinite where the spread is many times the value
-        shrunk = np.exp(-reach[inside] * (1 / below + 1 / above))  # the odds, by Student's t on their logarithm
+        steepness = 1 / below + 1 / above  # of the logarithm of the odds
+        shrunk = np.exp(-reach[inside] * steepness)  # the odds, by Student's t on their logarithm
         odds = below / above  # 0 where there is no upper bound: then it is the logarithm of the value
         low[inside] = start + below * shrunk * (1 + odds) / (1 + odds * shrunk)
         high[inside] = start + below * (1 + odds) / (shrunk + odds)
     low, high = np.minimum(low, values), np.maximum(high, values)  # rounding
     further = values - reach - _OF_ROOT * np.maximum(bias, 0.0)
     low = np.where(is_distance, np.clip(further, least, low), low)
-    return np.where(np.isfinite(reach), low, np.nan), np.where(np.isfinite(reach), high, np.nan)
+    has_ends = np.isfinite(reach)
+    return np.where(has_ends, low, np.nan), np.where(has_ends, high, np.nan)
 
 
 def deviations(values: FloatArray, replicates: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -445,7 +453,8 @@ def intervals_over_groups(
     """
     nothing = np.zeros(np.asarray(groups, dtype=object).shape[0])
     measured = [(measure, nothing) for measure in measures]
-    return intervals_of(replicate_values(nothing, measured, groups, replicates=replicates, seed=seed), confidence)
+    drawn = replicate_values(nothing, measured, groups, replicates=replicates, seed=seed)
+    return intervals_of(drawn, confidence)
 
 
 # --- Differences of two models on the same videos. Two intervals that overlap do not show that two models are equally
@@ -481,7 +490,8 @@ def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confid
     """
     value = float(_without_rounding(drawn.values[second] - drawn.values[first]))
     differences = _without_rounding(drawn.replicates[second] - drawn.replicates[first])[None]
-    differences = differences[:, np.isfinite(differences[0]) & math.isfinite(value)]
+    defined = np.isfinite(differences[0]) & math.isfinite(value)
+    differences = differences[:, defined]
     ends = interval_ends(np.array([value]), differences, ANY_NUMBER, drawn.groups, confidence)
     low, high = (float(end[0]) for end in ends)
     if low == high != 0:
@@ -520,7 +530,8 @@ def holm(p_values: ArrayLike) -> FloatArray:
     """
     values = np.asarray(p_values, dtype=np.float64)
     tested = ~np.isnan(values)
-    order = np.flatnonzero(tested)[np.argsort(values[tested], kind="stable")]
+    ascending = np.argsort(values[tested], kind="stable")
+    order = np.flatnonzero(tested)[ascending]
     scaled = values[order] * np.arange(order.size, 0, -1)
     adjusted = np.full(values.shape, np.nan)
     adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
@@ -562,4 +573,6 @@ def is_above_control(
     if value is None or low is None or control_value is None or control_high is None:
         return False
     # A comparison with NaN is false, as it should be for an undefined number.
-    return value - control_value > math.hypot(max(value - low, 0.0), max(control_high - control_value, 0.0))
+    down = max(value - low, 0.0)
+    up = max(control_high - control_value, 0.0)
+    return value - control_value > math.hypot(down, up)

@@ -85,7 +85,8 @@ def operating_point(text: str) -> OperatingPoint:
     bare = text.strip().lower().replace(" ", "")
     if found := _FORM.fullmatch(bare):
         share, *costs = (float(number or 1) for number in found.groups())
-        if share > 0 and min(costs) > 0 and (share < 1) == bare.startswith("fpr"):
+        share_fits = (share < 1) == bare.startswith("fpr")
+        if share > 0 and min(costs) > 0 and share_fits:
             return OperatingPoint(bare.partition("=")[0], share, *costs)  # type: ignore[arg-type]
     raise ValueError(f"operating point: got {text!r}, wanted {WANTED}, a share inside (0, 1) and costs above 0.")
 
@@ -108,8 +109,9 @@ def threshold_at(point: OperatingPoint, labels: ArrayLike, scores: ArrayLike) ->
     """
     checked = check_labels(labels)
     values = check_scores(scores, checked.size)
-    if not (checked == 0).any() or (point.kind != "fpr" and not (checked == 1).any()):
-        raise ValueError(f"operating point {point}: wanted {'reals' if point.kind == 'fpr' else 'reals and fakes'}.")
+    needs_fakes = point.kind != "fpr"
+    if not (checked == 0).any() or (needs_fakes and not (checked == 1).any()):
+        raise ValueError(f"operating point {point}: wanted {'reals and fakes' if needs_fakes else 'reals'}.")
     if point.kind == "best" and values.min() >= 0 and values.max() <= 1:
         return best_threshold(checked, values)
     curve = confusion_curve(checked, values, np.ones((1, checked.size)))
@@ -117,20 +119,21 @@ def threshold_at(point: OperatingPoint, labels: ArrayLike, scores: ArrayLike) ->
     alarms = np.append(0.0, curve.false_positives[0])
     if point.kind == "fpr":
         # Counts, not rates, are compared: 1 of 20 must not fail 0.05 by rounding.
-        allowed = alarms <= point.false_positive_rate * curve.num_real[0] * (1 + 1e-12)
-        called = np.flatnonzero(allowed)[-1]
+        most_alarms = point.false_positive_rate * curve.num_real[0] * (1 + 1e-12)
+        called = np.flatnonzero(alarms <= most_alarms)[-1]
     else:
         # Costs of error rates, times the number of pairs: exact as long as the costs are whole numbers.
         misses = (curve.num_fake[0] - hits) * curve.num_real[0]
-        called = np.argmin(
-            point.miss_cost * misses + point.false_alarm_cost * alarms * curve.num_fake[0]
-        )  # the strictest
+        costs = point.miss_cost * misses + point.false_alarm_cost * alarms * curve.num_fake[0]
+        called = np.argmin(costs)  # the strictest
     # thresholds[k] calls exactly the k highest distinct scores fake. The middle of neighbouring floats may round down.
     upper = curve.thresholds[:-1]
     lower = curve.thresholds[1:]
     middle = upper / 2 + lower / 2
-    between = np.where((lower < middle) & (middle <= upper), middle, upper)
-    return float([math.inf, *between, curve.thresholds[-1]][called])
+    is_between = (lower < middle) & (middle <= upper)
+    between = np.where(is_between, middle, upper)
+    strictest_first = [math.inf, *between, curve.thresholds[-1]]
+    return float(strictest_first[called])
 
 
 # A threshold is chosen on one half of the groups and applied to the other half.
@@ -150,7 +153,8 @@ def halves(labels: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> IntArray:
     half = np.zeros(num_groups, dtype=np.int64)
     start = 0
     for members in strata_of_groups(checked, group_of_row, num_groups):
-        half[generator.permutation(members)] = (np.arange(members.size) + start) % 2
+        in_turn = (np.arange(members.size) + start) % 2
+        half[generator.permutation(members)] = in_turn
         start += members.size
     return half[group_of_row]
 

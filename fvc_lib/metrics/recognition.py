@@ -125,7 +125,9 @@ def regression_measures(values: ArrayLike, predicted: ArrayLike) -> dict[str, Su
     truth = np.asarray(values, dtype=np.float64)
     errors = np.asarray(predicted, dtype=np.float64) - truth
     # Squares of large numbers, such as years, would lose digits.
-    centred = truth - np.partition(truth, truth.size // 2)[truth.size // 2]
+    middle = truth.size // 2
+    median = np.partition(truth, middle)[middle]
+    centred = truth - median
     columns = np.stack([np.abs(errors), errors**2, centred, centred**2, np.ones(truth.size)], axis=1)
     return {name: measure_of_rows(name, columns, *error) for name, error in _ERRORS.items()}
 
