@@ -41,7 +41,9 @@ def find_model(runs_dir: str | Path, name: str) -> Path:
         return fetched_bundle(name, tracking_uri=store, cache_dir=Path(resolve_config().cache_dir))
     from fvc_lib.tasks.bundle import is_bundle  # torch takes a second to load
 
-    return Path(name).expanduser().absolute() if is_bundle(name) else find_run_or_ensemble(runs_dir, name).root
+    if is_bundle(name):
+        return Path(name).expanduser().absolute()
+    return find_run_or_ensemble(runs_dir, name).root
 
 
 def load_detector(path: str | Path, *, allow_code: bool = False, final: bool = False) -> "Predictor":

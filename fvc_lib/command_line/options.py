@@ -23,7 +23,8 @@ def with_pairs(args: Sequence[str]) -> list[str]:
     """Return command-line arguments in which ``-p NAME=VALUE`` became ``-p NAME VALUE``, likewise with ``-r``."""
     found = list[str]()
     for place, text in enumerate(args):
-        pair = _NAME_AND_VALUE.fullmatch(text) if place and args[place - 1] in _VALUE_OPTIONS else None
+        is_value = place and args[place - 1] in _VALUE_OPTIONS
+        pair = _NAME_AND_VALUE.fullmatch(text) if is_value else None
         found += pair.groups() if pair else [text]
     return found
 

@@ -110,7 +110,8 @@ class RunCommand:
         self.ancestor: RunPaths | None = None  # the run to fork
         self.notebooks: dict[str, Notebook] = read_notebooks(notebooks)
         self._submits = options.executor == "slurm"
-        self._only, self._start = (stage_named(text) if text else None for text in (options.only, options.start))
+        self._only = stage_named(options.only) if options.only else None
+        self._start = stage_named(options.start) if options.start else None
         self._force = [stage_named(text) for text in options.force]
         self._command = shlex.join([*program(), *sys.argv[1:]])
         if self._submits and not given.config.use_mlops_pipeline:
@@ -192,7 +193,8 @@ class RunCommand:
         self._describe(plan)
         make: Callable[[], list[PlannedTask]] = self._plan_of_resumed
         if self.run is None:
-            self.run, make = self._begin(), self.plan if self.ancestor else lambda: plan
+            self.run = self._begin()
+            make = self.plan if self.ancestor else lambda: plan
         return self._hand_to_slurm(self.run, make) if self._submits else self._run(self.run, make)
 
     def _begin(self) -> RunPaths:

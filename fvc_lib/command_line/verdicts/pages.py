@@ -55,14 +55,17 @@ def write_video_pages(
     pages = dict[str, str]()
     tested = detector.known.tested
     seconds_left = 60 * map_minutes
-    known = answers.Known(*(tested.filter(label=label)["score"].to_numpy() for label in ("real", "fake")))
+    scores_of_labels = (tested.filter(label=label)["score"].to_numpy() for label in ("real", "fake"))
+    known = answers.Known(*scores_of_labels)
+    on_standing = detector.standing.sentences
     same: dict[str, Any] = {
-        "standing": detector.standing.sentences[0] if rule.withheld else "",
-        "limits": (*detector.standing.sentences, *verdicts.limits),
+        "standing": on_standing[0] if rule.withheld else "",
+        "limits": (*on_standing, *verdicts.limits),
         "prior": percent(rule.prior or 0),
         "overview": overview,
     }
-    scored = ((number, row) for number, row in enumerate(verdicts.rows(), 1) if row["score"] is not None)
+    numbered = enumerate(verdicts.rows(), 1)
+    scored = ((number, row) for number, row in numbered if row["score"] is not None)
     rows = list(islice(scored, None if most < 0 else most))
     for done, (number, row) in enumerate(rows):
         name = Path(row["path"]).name
@@ -102,10 +105,12 @@ def write_overview(path: Path, verdicts: Verdicts, pages: Mapping[str, str]) -> 
         OSError: the page cannot be written.
     """
     detector = verdicts.detector
+    answer = verdicts.answer()
+    limits = (*detector.standing.sentences, *verdicts.limits)
+    table = answers.verdict_table(verdicts.table, pages)
     answers.write_predictions_page(
-        path, f"Verdicts by {detector.name}", verdicts.answer(), (*detector.standing.sentences, *verdicts.limits),
-        answers.verdict_table(verdicts.table, pages), is_shown=detector.is_above_control,
-    )  # fmt: skip
+        path, f"Verdicts by {detector.name}", answer, limits, table, is_shown=detector.is_above_control
+    )
 
 
 def page_name(number: int, path: str) -> str:
@@ -114,8 +119,9 @@ def page_name(number: int, path: str) -> str:
     Characters other than ASCII letters, digits and underscores become dashes. At most 60 characters of the file's name
     stay.
     """
-    plain = re.sub(r"[^A-Za-z0-9_]+", "-", Path(path).stem).strip("-")[:60]
-    return f"{number:04d}_{plain}.html"
+    plain = re.sub(r"[^A-Za-z0-9_]+", "-", Path(path).stem)
+    short = plain.strip("-")[:60]
+    return f"{number:04d}_{short}.html"
 
 
 def page_parts(evidence: FileEvidence) -> dict[str, Any]:

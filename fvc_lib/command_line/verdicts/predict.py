@@ -180,7 +180,8 @@ def predict(
     cases = files_of(paths, detector.kind, folder_is_case=folder_is_case)
     files = list(cases)
     one_network = detector if isinstance(detector, predicting.OneNetwork) else None
-    rule = rule_of(error_rate, fpr or 0.0, prior or 0.0, withheld=detector.standing.standing != "above control")
+    is_withheld = detector.standing.standing != "above control"
+    rule = rule_of(error_rate, fpr or 0.0, prior or 0.0, withheld=is_withheld)
     find: Callable[[list[Path]], Generator[Any]] = partial(detector.findings, workers=jobs or 0)
     if one_network is not None and (wrong := [given[name][0] for name in _OF_VERDICTS if name in given]):
         raise UsageError(
@@ -188,7 +189,8 @@ def predict(
             f"{detector.config.task}. Leave it out."
         )
     parent = runs_dir / ("verdicts" if one_network is None else PREDICTIONS)
-    folder = (out or parent / f"{time.strftime('%Y%m%d_%H%M%S')}_{detector.name}").expanduser().absolute()
+    named = out or parent / f"{time.strftime('%Y%m%d_%H%M%S')}_{detector.name}"
+    folder = named.expanduser().absolute()
     stage, written = (VERDICTS, FILES) if one_network is None else (PREDICTIONS, PREDICTED)
     command = ["predict", str(found), str(folder / ASKED), "--out", str(folder), *options]
     go_on = f"to go on: {command_text(*command)}"
@@ -228,7 +230,8 @@ def _given(context: click.Context) -> dict[str, list[str]]:
         name = option.name or ""
         value = context.params.get(option.name or "")
         if value is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            found[name] = [option.opts[-1]] if value is True else [option.opts[-1], str(value)]
+            written = option.opts[-1]
+            found[name] = [written] if value is True else [written, str(value)]
     return found
 
 
@@ -288,12 +291,14 @@ def _judge_files(
         lines.append(f"and {len(files) - _SHOWN:,} more")
     worth = detector.standing.sentences[:1] if rule.withheld else []
     answer = [verdicts.answer(), *worth, *verdicts.limits]
-    lines += [f"  {sentence}" for sentence in answer[len(files) == 1 :]]
+    further = answer[len(files) == 1 :]
+    lines += [f"  {sentence}" for sentence in further]
     is_read = verdicts.counts[UNREAD] < len(files)
     click.echo("\n".join(lines * is_read), nl=is_read)
     from fvc_lib.command_line.verdicts.pages import write_overview, write_video_pages
 
-    with _progress("pages", len(files) if num_pages < 0 else min(num_pages, len(files))) as report:
+    wanted_pages = len(files) if num_pages < 0 else min(num_pages, len(files))
+    with _progress("pages", wanted_pages) as report:
         pages = write_video_pages(verdicts, folder, most=num_pages, map_minutes=map_minutes, progress=report)
     page = folder / "verdicts.html"
     write_overview(page, verdicts, pages)
@@ -307,7 +312,8 @@ def _judge_files(
 
 def verdict_line(row: Mapping[str, Any]) -> str:
     """Return the verdict on a file as one line of text; ``row`` is a row of VERDICTS."""
-    said = f"{row['verdict']}, probability of fake {interval_text(row['score'], row['score_low'], row['score_high'])}"
+    probability = interval_text(row["score"], row["score_low"], row["score_high"])
+    said = f"{row['verdict']}, probability of fake {probability}"
     if row["score"] is None:
         said = "no prediction" if row["failure"] is None else "not read"
     return f"{row['path']}: {said}. {row['reasons']}"
@@ -381,7 +387,8 @@ def _folder_taken(folder: Path, files: Mapping[Path, str], written: Sequence[str
         (folder / JOURNAL).touch()
         # A later call or a job cannot read standard input again.
         rows = [tuple(os.fsencode(cell).replace(b'"', b'""') for cell in row) for row in files.items()]
-        write_bytes(folder / ASKED, b"path,case\n" + b"".join(b'"%b","%b"\n' % row for row in rows))
+        lines = [b'"%b","%b"\n' % row for row in rows]
+        write_bytes(folder / ASKED, b"path,case\n" + b"".join(lines))
         for name in written:  # if this call fails, old answers must not look like new ones
             (folder / name).unlink(missing_ok=True)
         try:
