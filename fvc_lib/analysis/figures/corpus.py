@@ -32,19 +32,21 @@ def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
     by_value = counts.group_by("value").agg(all=number.sum(), most=number.max())
     names = by_value.sort("all", "value", descending=[True, False])["value"]
     shown = names.head(_MOST_VALUES).to_list()
-    value = pl.when(pl.col("value").is_in(shown)).then("value").otherwise(pl.lit("other")).alias("value")
+    is_shown = pl.col("value").is_in(shown)
+    value = pl.when(is_shown).then("value").otherwise(pl.lit("other")).alias("value")
     per_label = dict(counts.group_by("label").agg(number.sum()).iter_rows())
     total = sum(per_label.values())
     # The second percentage is the accuracy of guessing the more frequent label of each value. It describes the sample
     # and tests nothing. The test is the metadata-only control.
     guessed = max(per_label.values()) / total
     guessed_by_value = by_value["most"].sum() / total
+    has_others = len(names) > _MOST_VALUES
     return theme.bar_chart(
         f"Knowing the {by} raises a guess of the label from {guessed:.0%} to {guessed_by_value:.0%} of these videos",
         theme.by_label(per_label),
         counts.group_by(value, "label").agg(number.sum()),
         theme.LABEL_COLORS,
-        names=[*shown, *["other"] * (len(names) > _MOST_VALUES)],
+        names=[*shown, *["other"] * has_others],
         titles=(by.capitalize(), "Videos"),
     )
 
@@ -62,17 +64,20 @@ def group_sizes_figure(members: pl.DataFrame, *, members_are: str = "video") -> 
         return theme.nothing_to_show("Sizes of the groups", f"There is no {members_are} yet.")
     has_real, has_fake = (pl.col("label").eq(label).any() for label in ("real", "fake"))
     one_label = pl.when(has_real).then(pl.lit("real only")).when(has_fake).then(pl.lit("fake only"))
-    kind = pl.when(has_real & has_fake).then(pl.lit("real and fake")).otherwise(one_label.otherwise(pl.lit("neither")))
+    one_or_none = one_label.otherwise(pl.lit("neither"))
+    kind = pl.when(has_real & has_fake).then(pl.lit("real and fake")).otherwise(one_or_none)
     groups = members.group_by("group_id").agg(pl.len().alias("size"), kind=kind)
     step = pl.col("size").log(2).floor().cast(pl.Int64)
     last_step = groups.select(step.max()).item()
     names = ["1", *(f"{1 << power} to {(2 << power) - 1}" for power in range(1, last_step + 1))]
-    sizes = groups.group_by(step.replace_strict(dict(enumerate(names))), "kind").len()
-    largest_share = groups.select(pl.col("size").max() / pl.col("size").sum()).item()
+    name_of_step = step.replace_strict(dict(enumerate(names)))
+    sizes = groups.group_by(name_of_step, "kind").len()
+    share = pl.col("size").max() / pl.col("size").sum()
+    largest_share = groups.select(share).item()
+    counted = f"n = {count_text(groups.height, 'group')} of {count_text(members.height, members_are)}"
     return theme.bar_chart(
         f"The largest group holds {largest_share:.0%} of all {members_are}s",
-        f"n = {count_text(groups.height, 'group')} of {count_text(members.height, members_are)}; "
-        "a group stays whole in every split",
+        f"{counted}; a group stays whole in every split",
         sizes,
         _GROUP_COLORS,
         names=names,

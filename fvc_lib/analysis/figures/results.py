@@ -46,13 +46,11 @@ def metric_table(results: pl.DataFrame) -> pl.DataFrame:
     If the corpus states cases, ``by_case`` has the values with one score per case.
     """
     model = results.filter(source="model")
-    texts = [None if row[0] is None else interval_text(*row) for row in model.select("value", "low", "high").rows()]
+    intervals = model.select("value", "low", "high").rows()
+    texts = [None if row[0] is None else interval_text(*row) for row in intervals]
     model = model.with_columns(text=pl.Series(texts, dtype=pl.String))
-    of_scopes = (
-        model.filter(pl.col("scope").is_in(list(_BY)))
-        .pivot("scope", index="metric", values="text")
-        .rename(_BY, strict=False)
-    )
+    over_all_folds = model.filter(pl.col("scope").is_in(list(_BY)))
+    of_scopes = over_all_folds.pivot("scope", index="metric", values="text").rename(_BY, strict=False)
     joined = of_scopes.join(model.filter(scope=BY_VIDEO), on="metric", maintain_order="left")
     return joined.select(NAME_OF_METRIC, BETTER_DIRECTION, *of_scopes.columns[1:], "fold_mean", "fold_std")
 
@@ -68,12 +66,12 @@ def control_table(results: pl.DataFrame) -> pl.DataFrame:
     column with their values.
     """
     # Only the model has metrics of scores before the temperature. The margin is a difference of two scores.
-    of_model = pl.col("metric").str.ends_with(UNCALIBRATED) | (pl.col("metric") == headline.MARGIN)
+    is_uncalibrated = pl.col("metric").str.ends_with(UNCALIBRATED)
+    of_model = is_uncalibrated | (pl.col("metric") == headline.MARGIN)
     rows = results.filter((pl.col("scope") == BY_VIDEO) & ~of_model)
     source = pl.col("source").map_elements(wording.source_name, pl.String)
-    return rows.select(NAME_OF_METRIC, BETTER_DIRECTION, source, "value").pivot(
-        "source", index=["metric", "better"], values="value"
-    )
+    values = rows.select(NAME_OF_METRIC, BETTER_DIRECTION, source, "value")
+    return values.pivot("source", index=["metric", "better"], values="value")
 
 
 def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
@@ -83,7 +81,8 @@ def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
     """
     words = {True: "passed", False: "FAILED", None: "for information"}
     verdict = pl.col("passed").replace_strict(words, return_dtype=pl.String)
-    return audit.select(pl.col("check").str.replace_all("_", " ", literal=True), "finding", verdict=verdict)
+    check = pl.col("check").str.replace_all("_", " ", literal=True)
+    return audit.select(check, "finding", verdict=verdict)
 
 
 def failed_checks(audit: pl.DataFrame) -> list[str]:
@@ -109,10 +108,12 @@ def controls_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Fi
     rows = []
     for score in scores:
         is_dishonest = score.source in headline.DISHONEST_CONTROLS
-        tick = figure_text(wording.source_name(score.source)) + "<br><i>not an honest split</i>" * is_dishonest
+        remark = "<br><i>not an honest split</i>" * is_dishonest
+        tick = figure_text(wording.source_name(score.source)) + remark
         color = theme.MODEL if score.source == "model" else theme.CONTROL
         rows.append(Row(tick, score.value, score.low, score.high, color, is_dishonest))
-    videos, groups = results.filter(scope=BY_VIDEO, metric=_MAIN).select("num_videos", "num_groups").row(0)
+    of_videos = results.filter(scope=BY_VIDEO, metric=_MAIN)
+    videos, groups = of_videos.select("num_videos", "num_groups").row(0)
     first, *others = (f"{wording.source_name(score.source).lower()} {score.value:.3f}" for score in scores)
     highest = f"; highest control: {others[0]}" if others else "; no control has a score"
     drawn = theme.interval_chart(
@@ -131,15 +132,18 @@ def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
     """
     if predictions.is_empty():
         return theme.nothing_to_show("Scores", "No predictions are recorded.")
-    is_right = (predictions["score"] >= predictions["threshold"]) == (predictions["label"] == "fake")
+    called_fake = predictions["score"] >= predictions["threshold"]
+    is_right = called_fake == (predictions["label"] == "fake")
+    share_right = is_right.to_numpy().mean()
     drawn = theme.figure(
-        f"{is_right.to_numpy().mean():.0%} of the videos fall on the right side of their fold's threshold",
+        f"{share_right:.0%} of the videos fall on the right side of their fold's threshold",
         theme.videos_and_groups(predictions),
     )
     edges = np.arange(21) / 20
     for label, color in theme.LABEL_COLORS.items():
         # Binned here rather than by plotly, so that the size of a page does not grow with the number of videos.
-        counts = np.histogram(predictions.filter(label=label)["score"], edges)[0]
+        scores = predictions.filter(label=label)["score"]
+        counts = np.histogram(scores, edges)[0]
         # Side by side, because two colours on each other would be a third one.
         at = edges[:-1] + (0.0125 if label == "real" else 0.0375)
         drawn.add_bar(x=at, y=counts, width=0.023, name=f"{label} ({counts.sum():,})", marker={"color": color})

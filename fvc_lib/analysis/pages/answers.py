@@ -66,7 +66,8 @@ def write_video_page(path: Path, row: Mapping[str, Any], known: Known, *, stamp:
     """
     ticks = {}
     for label, scores in (("fake", known.fakes), ("real", known.reals)):
-        ticks[label] = np.sort(scores)[theme.thinned(len(scores), _MOST_TICKS)].tolist()
+        drawn = theme.thinned(len(scores), _MOST_TICKS)
+        ticks[label] = np.sort(scores)[drawn].tolist()
     name = Path(row["path"]).name
     about = {"File": name, "SHA-256": row["sha256"], "Model": row["model_id"]}
     colors = {**theme.LABEL_COLORS, "undecided": theme.MODEL}
@@ -76,7 +77,8 @@ def write_video_page(path: Path, row: Mapping[str, Any], known: Known, *, stamp:
 
 def data_uri(frame: Pixels, side: int) -> str:
     """Return a frame, uint8 (3, H, W), as the data URI of a JPEG whose longer side has at most ``side`` pixels."""
-    return f"data:image/jpeg;base64,{base64.b64encode(thumbnail(frame.transpose(1, 2, 0), side)).decode()}"
+    jpeg = thumbnail(frame.transpose(1, 2, 0), side)
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
 
 
 def frame_pictures(clips: Pixels) -> dict[str, Any]:
@@ -87,7 +89,8 @@ def frame_pictures(clips: Pixels) -> dict[str, Any]:
     """
     frames = clips.reshape(-1, *clips.shape[2:])
     chosen = theme.thinned(len(frames), _FRAMES)
-    return {"pictures": [data_uri(frames[number], _FRAME_SIDE) for number in chosen], "number": len(frames)}
+    pictures = [data_uri(frames[number], _FRAME_SIDE) for number in chosen]
+    return {"pictures": pictures, "number": len(frames)}
 
 
 def over_time(begins: Floats, ends: Floats, scores: Floats, middles: Pixels, seconds: float) -> Any:
@@ -119,19 +122,23 @@ def over_time(begins: Floats, ends: Floats, scores: Floats, middles: Pixels, sec
     means = scores.mean(1)
     highest = int(means.argmax())
     # Drawn 1000 wide and 100 high, with 1 at the top.
-    x = 1000 * np.concatenate([[0.0], middle, [seconds]]) / seconds
-    mean, low, high = (np.pad(100 * (1 - y), 1, "edge") for y in (means, scores.min(1), scores.max(1)))
+    instants = np.concatenate([[0.0], middle, [seconds]])
+    x = 1000 * instants / seconds
+    curves = (means, scores.min(1), scores.max(1))
+    mean, low, high = (np.pad(100 * (1 - y), 1, "edge") for y in curves)
     outline = np.append(low, high[::-1])
     label = f"scores over {seconds:.1f} seconds, from {means.min():.2f} to {means.max():.2f}"
     pictures = [data_uri(middles[number], _UNDER_SIDE) for number in nearest]
+    quarters = [f"{seconds * quarter / 4:.1f} s" for quarter in range(5)]
+    most = {"begin": float(begins[highest]), "end": float(ends[highest]), "score": float(means[highest])}
     return {
         "line": _points(x, mean),
         "band": _points(np.append(x, x[::-1]), outline),
         "label": label,
         "several": scores.shape[1] > 1,
         "under": pictures,
-        "ticks": [f"{seconds * quarter / 4:.1f} s" for quarter in range(5)],
-        "most": {"begin": float(begins[highest]), "end": float(ends[highest]), "score": float(means[highest])},
+        "ticks": quarters,
+        "most": most,
     }
 
 

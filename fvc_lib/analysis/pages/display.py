@@ -76,14 +76,17 @@ class HtmlTable(Displayed):
             cells = [self._cell(name, value, place) for name, value in row.items()]
             lines.append(f"<tr>{''.join(cells)}</tr>")
         caption = f"<caption{_LEFT}>{escape(wording.clean_text(self.caption))}</caption>" if self.caption else ""
-        remark = f'</tbody></table><p class="fvc-remark">{self._more()}</p>' if self._more() else "</tbody></table>"
+        more = self._more()
+        remark = f'</tbody></table><p class="fvc-remark">{more}</p>' if more else "</tbody></table>"
         kinds = "fvc-table stacks" if self.stacks else "fvc-table"
         return f'<table class="{kinds}">{caption}{"".join(lines)}{remark}'
 
     def __repr__(self) -> str:
-        lines = [wording.clean_text(self.caption), "\t".join(map(self._heading, self.frame.columns))]
+        heads = map(self._heading, self.frame.columns)
+        lines = [wording.clean_text(self.caption), "\t".join(heads)]
         for row in self.frame.head(self.max_rows).iter_rows(named=True):
-            lines.append("\t".join(self._shown(name, value) for name, value in row.items()))
+            cells = [self._shown(name, value) for name, value in row.items()]
+            lines.append("\t".join(cells))
         return "\n".join(filter(None, [*lines, self._more()]))
 
     def _more(self) -> str:

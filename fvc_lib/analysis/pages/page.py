@@ -93,14 +93,16 @@ def write_page(
     digests = [hashlib.sha256(text.encode()).digest() for text in scripts]
     allowed = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
     allowed += ["'self'", "file:"] if plotly else []
+    script_sources = " ".join(allowed) or "'none'"
     policy = (
-        f"default-src 'none'; script-src {' '.join(allowed) or repr('none')}; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src {script_sources}; style-src 'unsafe-inline'; "
         "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
     )
     source = Path(os.path.relpath(plotly, path.parent)).as_posix() if plotly else ""
+    embedded = [Markup(text) for text in scripts]
     page = render(
-        "page.html", title=title, body=body, scripts=[Markup(text) for text in scripts], stamp=stamp,
-        plotly=source, policy=policy, style=Markup(style),
+        "page.html", title=title, body=body, scripts=embedded, stamp=stamp, plotly=source, policy=policy,
+        style=Markup(style),
     )  # fmt: skip
     write_text(path, page)
     if plotly:

@@ -109,14 +109,16 @@ class Section:
     def alarm(self) -> str:
         """Sentences on the error of the notebook and on its cells that never ran. Empty if it ran to its end."""
         notebook, stage = self.notebook, self.stage
-        if not notebook.num_never_ran and not notebook.error and stage.get("state") not in ("failed", "interrupted"):
+        has_failed = stage.get("state") in ("failed", "interrupted")
+        if not notebook.num_never_ran and not notebook.error and not has_failed:
             return ""
         error = as_mapping(stage.get("error"))
         recorded = f"{error.get('name')}: {error.get('message')}" if error else stage.get("reason")
         cells = f"{count_text(notebook.num_never_ran, 'code cell')} of {notebook.num_code_cells} never ran"
         why = str(notebook.error or recorded or "it did not come to its end")
         parts = [cells] if notebook.says_end else [why[:1].upper() + why[1:], cells, stage.get("advice") or ""]
-        return clean_text(" ".join(f"{str(part).rstrip('.')}." for part in parts if part))
+        sentences = [f"{str(part).rstrip('.')}." for part in parts if part]
+        return clean_text(" ".join(sentences))
 
     @property
     def facts(self) -> str:
@@ -176,10 +178,11 @@ def write_run_report(run: RunPaths) -> None:
         **dict(memory or [("Peak memory", bytes_text(headline.peak_rss_bytes))]),
     }
     known_facts = {name: value for name, value in facts.items() if value}
+    plotly = run.root.parent.parent / PLOTLY_FILE  # one for all runs
+    videos = "" if headline.earlier else videos_html(run)
     _write(
-        run.report_html, f"FVC {run.run_id}", sections, plotly=run.root.parent.parent / PLOTLY_FILE, headline=headline,
-        notes=notes, videos="" if headline.earlier else videos_html(run), provenance=provenance_html(run),
-        parameters=_parameter_rows(run), run_facts=known_facts,
+        run.report_html, f"FVC {run.run_id}", sections, plotly=plotly, headline=headline, notes=notes, videos=videos,
+        provenance=provenance_html(run), parameters=_parameter_rows(run), run_facts=known_facts,
     )  # fmt: skip
 
 
@@ -232,7 +235,8 @@ def videos_html(run: RunPaths) -> Markup | str:
     frames = {place: strips[video] for place, video in enumerate(shown["video_id"]) if video in strips}
     path, group = (pl.col(name).map_elements(clean_text, pl.String) for name in ("path", "group_id"))
     numbers = pl.col("score", "score_std", "threshold").round(3)
-    rows = shown.select(path, "label", numbers, "fold", group, pl.col("is_right").cast(pl.Int8)).rows()
+    is_right = pl.col("is_right").cast(pl.Int8)
+    rows = shown.select(path, "label", numbers, "fold", group, is_right).rows()
     data = json.dumps({"rows": rows, "frames": frames, "page": PAGE_ROWS}, separators=(",", ":"))
     values = {"notes": notes, "num_frames": len(frames), "page_rows": PAGE_ROWS, "columns": _VIDEO_COLUMNS}
     return render("videos.html", data=Markup(data.replace("<", "\\u003c")), **values)
@@ -247,9 +251,11 @@ def _parameter_rows(run: RunPaths) -> list[tuple[str, object, object, str, bool]
     shown = effective_parameters(run)
     rows = []
     for name in recorded.keys() & DEFAULTS.keys():
-        default = list(DEFAULTS[name]) if isinstance(DEFAULTS[name], tuple) else DEFAULTS[name]
+        declared = DEFAULTS[name]
+        default = list(declared) if isinstance(declared, tuple) else declared
         usual = "the model's" if name in OF_MODEL and not default else default
-        rows.append((name, shown[name], usual, meaning(name), recorded[name] != default))
+        differs = recorded[name] != default
+        rows.append((name, shown[name], usual, meaning(name), differs))
     return sorted(rows, key=lambda row: list(DEFAULTS).index(row[0]))
 
 
