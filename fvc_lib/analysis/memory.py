@@ -140,8 +140,10 @@ def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
         FROM spread ORDER BY run_id, stage, fold, place, attempt, line, between DESC
     """
     usage = ask(query, {"samples": samples})
-    phaseless = (pl.col("phase") == "setup").all().over("run_id", "stage", "fold") & pl.col("fold").is_null()
-    return usage.with_columns(phase=pl.when(phaseless).then(pl.lit("whole_stage")).otherwise("phase"))
+    only_setup = (pl.col("phase") == "setup").all().over("run_id", "stage", "fold")
+    phaseless = only_setup & pl.col("fold").is_null()
+    phase = pl.when(phaseless).then(pl.lit("whole_stage")).otherwise("phase")
+    return usage.with_columns(phase=phase)
 
 
 def phase_peaks(usage: pl.DataFrame) -> pl.DataFrame:
@@ -189,7 +191,8 @@ def epoch_growth(usage: pl.DataFrame) -> pl.DataFrame:
     rows = []
     for key, points in epoch_medians(usage).group_by(list(schema)[:6], maintain_order=True):
         epochs = points["epoch"].cast(pl.Float64).to_numpy()
-        rows.append((*key, *judged_growth(epochs, points["used_mb"].to_numpy())))
+        judged = judged_growth(epochs, points["used_mb"].to_numpy())
+        rows.append((*key, *judged))
     return pl.DataFrame(rows, schema, orient="row")
 
 
@@ -214,13 +217,15 @@ def judged_growth(epochs: Numbers, used_mb: Numbers) -> tuple[int, float | None,
 
     slope = float(stats.theilslopes(y, x).slope)
     grown_mb = MIN_GROWN_SHARE * float(np.max(used_mb))
-    enough = max(MIN_MB_PER_EPOCH, grown_mb / float(epochs[-1] - epochs[0]))
+    epochs_passed = float(epochs[-1] - epochs[0])
+    enough = max(MIN_MB_PER_EPOCH, grown_mb / epochs_passed)
     # Both halves must grow: after a single jump, the line over all epochs rises, but one half is flat.
     middle = x.size // 2
     halves = (slice(0, x.size - middle), slice(middle, None))
     steady = slope > enough and all(stats.theilslopes(y[half], x[half]).slope > enough for half in halves)
     leaks = steady and stats.kendalltau(x, y, alternative="greater").pvalue < SIGNIFICANCE
-    return epochs.size, slope, float(np.median(y - slope * x)), "leak" if leaks else "no leak"
+    level = float(np.median(y - slope * x))
+    return epochs.size, slope, level, "leak" if leaks else "no leak"
 
 
 def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
@@ -292,7 +297,8 @@ def peak_sentence(findings: MemoryFindings) -> str:
 
 def growth_sentence(findings: MemoryFindings) -> str:
     """Return a sentence on whether memory leaks. It names the training with the steepest growth over epochs."""
-    judged = findings.growth.drop_nulls("slope_mb").sort(pl.col("verdict") == "leak", "slope_mb", descending=True)
+    leaks = pl.col("verdict") == "leak"
+    judged = findings.growth.drop_nulls("slope_mb").sort(leaks, "slope_mb", descending=True)
     if judged.is_empty():
         return f"Growth cannot be judged yet: that needs {MIN_EPOCHS} epochs"
     steepest = judged.row(0, named=True)

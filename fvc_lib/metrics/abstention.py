@@ -240,8 +240,7 @@ def _fisher_p_value(hits: int, alarms: int, num_right: int, num_wrong: int) -> f
         num_wrong: number of groups of the wrong class.
     """
     given, num_all = hits + alarms, num_right + num_wrong
-    most = min(given, num_right)
-    right = np.arange(max(hits, given - num_wrong), most + 1)
+    right = np.arange(max(hits, given - num_wrong), min(given, num_right) + 1)
     counts: list[Any] = [right, num_right - right, given - right, num_wrong - given + right, num_all]
     margins = [num_right, num_wrong, given, num_all - given]
     of_margins = sum(gammaln(np.add(margin, 1)) for margin in margins)

@@ -60,8 +60,7 @@ def expected_calibration_error(sums: FloatArray) -> FloatArray:
         ValueError: scores outside [0, 1].
     """
     # |mean score - share of fakes| times the bin's weight is |sum of (score - label)|: no division, no empty bin.
-    distances = np.abs(sums[:, :-1])
-    return divide(distances.sum(axis=1), sums[:, -1])
+    return divide(np.abs(sums[:, :-1]).sum(axis=1), sums[:, -1])
 
 
 def fit_temperature(labels: ArrayLike, logits: ArrayLike) -> float:

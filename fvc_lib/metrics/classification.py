@@ -64,11 +64,9 @@ class Metric:
         checked = check_labels(labels)
         values = check_scores(scores, checked.size)
         if weights is None:
-            all_alike = np.ones((1, checked.size))
-            return float(self.definition(checked, values, all_alike)[0])
+            return float(self.definition(checked, values, np.ones((1, checked.size)))[0])
         table = np.asarray(weights, dtype=np.float64)
-        of_sets = self.definition(checked, values, table.reshape(-1, checked.size))
-        return of_sets.reshape(table.shape[:-1])
+        return self.definition(checked, values, table.reshape(-1, checked.size)).reshape(table.shape[:-1])
 
 
 class SumsMetric(Metric):
@@ -537,8 +535,7 @@ def best_threshold(labels: ArrayLike, scores: ArrayLike) -> float:
     curve = confusion_curve(checked, probabilities, np.ones((1, checked.size)))
     # Counts times the other class's size: balanced accuracy in integers, so that equally good means equal.
     fakes, reals = curve.num_fake[0], curve.num_real[0]
-    merit_of_scores = curve.true_positives[0] * reals - curve.false_positives[0] * fakes
-    merit = np.append(0.0, merit_of_scores)
+    merit = np.append(0.0, curve.true_positives[0] * reals - curve.false_positives[0] * fakes)
     candidates = _midpoints(curve.thresholds)
     usable = candidates <= 1
     has_most_merit = merit == merit[usable].max()

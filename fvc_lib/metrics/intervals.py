@@ -76,8 +76,7 @@ class Interval:
 
     def row(self) -> tuple[float | None, float | None, float | None, int, int]:
         """Return ``(value, low, high, num_rows, num_groups)`` for the result tables; None for NaN or infinity."""
-        numbers = (self.value, self.low, self.high)
-        value, low, high = (float(number) if np.isfinite(number) else None for number in numbers)
+        value, low, high = (float(end) if np.isfinite(end) else None for end in (self.value, self.low, self.high))
         return value, low, high, self.num_rows, self.num_groups
 
 
@@ -198,8 +197,7 @@ def interval_ends(
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence: got {confidence}, wanted a number inside (0, 1).")
-    of_each = np.broadcast_to(np.asarray(bounds, dtype=np.float64), (values.size, 2))
-    least, most = of_each.T
+    least, most = np.broadcast_to(np.asarray(bounds, dtype=np.float64), (values.size, 2)).T
     bias, spread = deviations(values, replicates)
     quantile = stdtrit(groups.degrees_of_freedom, (1 + confidence) / 2)
     reach = quantile * spread

@@ -153,8 +153,7 @@ def halves(labels: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> IntArray:
     half = np.zeros(num_groups, dtype=np.int64)
     start = 0
     for members in strata_of_groups(checked, group_of_row, num_groups):
-        in_turn = (np.arange(members.size) + start) % 2
-        half[generator.permutation(members)] = in_turn
+        half[generator.permutation(members)] = (np.arange(members.size) + start) % 2
         start += members.size
     return half[group_of_row]
 

@@ -48,7 +48,8 @@ def target_table(results: pl.DataFrame, prefix: str = TARGET_SCOPE) -> pl.DataFr
     model = results.filter(pl.col("scope").str.starts_with(prefix), source="model", metric=_MAIN)
     rows = []
     for counts in model.sort("value", "scope", nulls_last=True).iter_rows(named=True):
-        scores = overall_scores(results.filter(scope=counts["scope"]).with_columns(scope=pl.lit("all")))
+        of_scope = results.filter(scope=counts["scope"])
+        scores = overall_scores(of_scope.with_columns(scope=pl.lit("all")))
         name = {prefix.removesuffix(":"): counts["scope"].removeprefix(prefix)}
         row = {**name, "videos": counts["num_videos"], "groups": counts["num_groups"]}
         row |= {source_name(score.source): interval_text(score.value, score.low, score.high) for score in scores}
@@ -126,7 +127,10 @@ def _pairs_panel(selection: Selection) -> Shown:
 
     Further sentences name the runs that cannot be compared. With one chosen run the panel is empty.
     """
-    return HtmlSentences(lines(compare(selection.runs, replicates=1000))) if len(selection.runs) > 1 else NOTHING
+    if len(selection.runs) < 2:
+        return NOTHING
+    compared = compare(selection.runs, replicates=1000)
+    return HtmlSentences(lines(compared))
 
 
 # --- An audit of anyone's scores

@@ -40,13 +40,12 @@ def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
     # and tests nothing. The test is the metadata-only control.
     guessed = max(per_label.values()) / total
     guessed_by_value = by_value["most"].sum() / total
-    has_others = len(names) > _MOST_VALUES
     return theme.bar_chart(
         f"Knowing the {by} raises a guess of the label from {guessed:.0%} to {guessed_by_value:.0%} of these videos",
         theme.by_label(per_label),
         counts.group_by(value, "label").agg(number.sum()),
         theme.LABEL_COLORS,
-        names=[*shown, *["other"] * has_others],
+        names=[*shown, *["other"] * (len(names) > _MOST_VALUES)],
         titles=(by.capitalize(), "Videos"),
     )
 

@@ -96,11 +96,13 @@ def strip(clip: Pixels, side: int = _FRAME_SIDE) -> bytes:
     ``side`` is the longer side of a frame in pixels.
     """
     chosen = clip[thinned(len(clip), _FRAMES)]
-    frames = [Image.fromarray(frame) for frame in chosen.transpose(0, 2, 3, 1).copy()]
+    pixels = chosen.transpose(0, 2, 3, 1).copy()
+    frames = [Image.fromarray(frame) for frame in pixels]
     for frame in frames:
         frame.thumbnail((side, side), Image.Resampling.LANCZOS)
     width, height = frames[0].size
-    sheet = Image.new("RGB", ((width + _GAP) * len(frames) - _GAP, height), "white")
+    whole_width = (width + _GAP) * len(frames) - _GAP
+    sheet = Image.new("RGB", (whole_width, height), "white")
     for place, frame in enumerate(frames):
         sheet.paste(frame, (place * (width + _GAP), 0))
     return thumbnail(np.asarray(sheet), max(sheet.size))
@@ -188,8 +190,10 @@ def mistakes_gallery(
         count: the most videos to show.
     """
     score, threshold = pl.col("score"), pl.col("threshold")
-    wrong = predictions.filter((score >= threshold) != (pl.col("label") == "fake"))
-    worst = wrong.sort((score - threshold).abs(), "video_id", descending=[True, False]).head(count)
+    is_fake = pl.col("label") == "fake"
+    wrong = predictions.filter((score >= threshold) != is_fake)
+    distance = (score - threshold).abs()
+    worst = wrong.sort(distance, "video_id", descending=[True, False]).head(count)
     rows = worst.join(index.select("video_id", "path"), on="video_id", maintain_order="left")
     rounded = (value.round(3).map_elements("{:.3f}".format, pl.String) for value in (score, threshold))
     line = pl.format("{}, scored {}, threshold {}, fold {}", "label", *rounded, "fold")

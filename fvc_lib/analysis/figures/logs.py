@@ -83,7 +83,8 @@ def phase_peaks_figure(findings: MemoryFindings) -> go.Figure:
     if findings.peaks.is_empty():
         return theme.nothing_to_show("Memory by phase", "No memory samples are recorded.")
     used = pl.col("used_mb")
-    peaks = findings.peaks.group_by("stage", "phase", "place", maintain_order=True).agg(used.max(), least=used.min())
+    over_folds = findings.peaks.group_by("stage", "phase", "place", maintain_order=True)
+    peaks = over_folds.agg(used.max(), least=used.min())
     rows = []
     for stage, phase, place, most, least in peaks.iter_rows():
         device = "" if place == PROCESS else f", {place}"
@@ -108,10 +109,10 @@ def growth_figure(findings: MemoryFindings) -> go.Figure:
     points = memory.epoch_medians(findings.usage)
     if points.is_empty():
         return theme.nothing_to_show("Memory from epoch to epoch", "No training epoch has been sampled yet.")
+    counted = f"n = {count_text(findings.growth.height, 'training')}, {count_text(points.height, 'epoch')}"
     drawn = theme.figure(
         memory.growth_sentence(findings),
-        f"n = {count_text(findings.growth.height, 'training')}, {count_text(points.height, 'epoch')}; "
-        "median of the samples of each epoch; lines: Theil-Sen slope without the first epoch",
+        f"{counted}; median of the samples of each epoch; lines: Theil-Sen slope without the first epoch",
     )
     keys = ["run_id", *_STAGE, "attempt", "place", "phase"]
     judged = findings.growth.sort(pl.col("verdict") != "leak", maintain_order=True)
@@ -172,7 +173,8 @@ def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
     for part in rows.partition_by("place", *_STAGE, "attempt", maintain_order=True):
         place = part["place"][0]
         # Of every ``bucket`` of neighbouring samples, only the highest is drawn.
-        bucket = pl.int_range(pl.len()) // -(-part.height // most)
+        bucket_size = -(-part.height // most)  # rounded up
+        bucket = pl.int_range(pl.len()) // bucket_size
         rank = pl.col("used_mb").rank("ordinal").over(bucket)
         points = part.filter(rank == pl.len().over(bucket))
         texts = [figure_text(f"{where_text(row)}, {phase_text(row['phase'])}") for row in points.to_dicts()]

@@ -175,13 +175,15 @@ def slices_figure(slices: pl.DataFrame, *, confidence: float = 0.95) -> go.Figur
         return theme.nothing_to_show(f"{name} by slice", why)
     points = []
     for row in rows.iter_rows(named=True):
-        slice_name = theme.shortened(f"{row['slice_by'].replace('_', ' ')} {row['value']}", 36)
+        property_name = row["slice_by"].replace("_", " ")
+        slice_name = theme.shortened(f"{property_name} {row['value']}", 36)
         tick = figure_text(f"{slice_name} (n = {row['num_videos']:,})")
         ends = (row["number"], row["low"], row["high"])
         text = "one class only" if row["number"] is None else ""
         color = theme.CONTROL if row["is_small"] else theme.MODEL
         points.append(Row(tick, *ends, color, row["is_small"], text))
-    large = rows.filter(~pl.col("is_small"))["number"].drop_nulls().sort()
+    of_large = rows.filter(~pl.col("is_small"))["number"]
+    large = of_large.drop_nulls().sort()
     finding = f"The lowest {name} of a large slice is {large[0]:.2f}" if len(large) else "No slice is large enough"
     num_small = rows["is_small"].sum()
     return theme.interval_chart(
@@ -203,7 +205,8 @@ PANELS.register_panel("controls", at=10, tasks=("video",))(
 @PANELS.register_panel("folds", at=40, follows=("folds",), tasks=("video",))
 def _folds_panel(selection: Selection) -> Shown:
     needless = cs.by_name("run_id", require_all=False) | cs.ends_with(UNCALIBRATED)
-    table = of_folds(selection, fold_table([selection.detailed]).frame.select(~needless))
+    folds = fold_table([selection.detailed]).frame.select(~needless)
+    table = of_folds(selection, folds)
     caption = f"{path_to_text(selection.detailed.run_id)}: the model on each outer fold; –: undefined, or too few reals"
     return HtmlTable(table, caption=caption, missing="–") if table.height else NOTHING
 

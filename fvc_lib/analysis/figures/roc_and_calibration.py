@@ -133,7 +133,8 @@ def _mean_curves(weights: FloatArray, labels: IntArray, scores: FloatArray, fold
         # np.interp takes the last of several equal x, which is the top of a vertical piece.
         heights = np.array([np.interp(_GRID, x, y) for x, y in rates])
         fold_pairs = curve.num_fake * curve.num_real
-        total += np.where(fold_pairs[:, None] > 0, heights * fold_pairs[:, None], 0.0)
+        weighted = heights * fold_pairs[:, None]
+        total += np.where(fold_pairs[:, None] > 0, weighted, 0.0)
         pairs += fold_pairs
     return divide(total, pairs[:, None])
 
@@ -150,7 +151,8 @@ def roc_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
     band = roc_band(labels, scores, groups, folds, **how)
     # The same metric as in RESULTS. The mean curve interpolates and may lie higher where scores tie.
     found = true_positive_rate_at_5_percent
-    share = float((within_folds(found, folds) if len(band.fold_heights) else found)(labels, scores))
+    measure = within_folds(found, folds) if len(band.fold_heights) else found
+    share = float(measure(labels, scores))
     drawn = theme.figure(
         f"At 5% false alarms the model finds {share:.0%} of the fakes; AUC {band.area:.3f}",
         f"{videos_and_groups(predictions)}; curves compare within folds; band: pointwise interval over groups",
@@ -247,9 +249,11 @@ def calibration_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
         order = np.lexsort((predictions["video_id"].to_numpy(), values))
         rank = np.empty(labels.size, np.int64)
         rank[order] = np.arange(labels.size)
-        parts = [rank * number // labels.size == place for place in range(number)]
+        bin_of_video = rank * number // labels.size
+        parts = [bin_of_video == place for place in range(number)]
         means = np.array([values[part].mean() for part in parts])
-        _draw_shares(drawn, means, shares_of(parts, labels, groups, **how), name, color, "markers")
+        fakes = shares_of(parts, labels, groups, **how)
+        _draw_shares(drawn, means, fakes, name, color, "markers")
     drawn.update_layout(legend=theme.LEGEND)
     return theme.shares(
         drawn, "Mean score in the bin (probability of fake)", "Share of fakes in the bin (of its videos)"
@@ -269,13 +273,15 @@ def risk_coverage_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
     wrong = (scores >= thresholds) != labels
     distances = np.abs(scores - thresholds)
     least = np.quantile(distances, 1 - _COVERAGES, method="lower")
-    shares = shares_of([distances >= limit for limit in least], wrong, groups, **how)
+    surest = [distances >= limit for limit in least]
+    shares = shares_of(surest, wrong, groups, **how)
     half, everything = shares["share"][4], shares["share"][9]
     drawn = theme.figure(
         f"Deciding every video, {everything:.0%} are wrong; deciding only the surest half, {half:.0%}",
         f"{videos_and_groups(predictions)}; sure: far from the fold's threshold; bars: intervals over groups",
     )
-    _draw_shares(drawn, (shares["num_videos"] / labels.size).to_numpy(), shares, "Model", theme.MODEL, "markers+lines")
+    coverage = (shares["num_videos"] / labels.size).to_numpy()
+    _draw_shares(drawn, coverage, shares, "Model", theme.MODEL, "markers+lines")
     theme.shares(drawn, "Coverage (share of videos decided, the surest first)", "Risk (share of these decided wrongly)")
     return drawn.update_yaxes(range=None, rangemode="tozero")
 

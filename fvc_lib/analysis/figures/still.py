@@ -48,9 +48,11 @@ def still_picture(figure: go.Figure) -> str:
         _add_notes(list(panels.values()), layout)
         finding, basis = (plain_text(of.get("text", "")) for of in (title, title.get("subtitle", {})))
         # Empty lines of the title keep the room of the subtitle, which the layout does not count.
-        heading = "\n".join([finding, *[""] * len(basis.split("\n"))])
+        empty_lines = [""] * len(basis.split("\n"))
+        heading = "\n".join([finding, *empty_lines])
         drawn.suptitle(heading, x=0.01, ha="left", fontsize=11, weight="bold")
-        top = 1 - (12 + 18 * len(finding.split("\n"))) / height
+        title_height = 12 + 18 * len(finding.split("\n"))
+        top = 1 - title_height / height
         drawn.text(0.01, top, basis, va="top", color=NEUTRAL)
         shown = [panel.get_legend_handles_labels() for panel in panels.values()]
         legend = {label: handle for handles, labels in shown for handle, label in zip(handles, labels, strict=True)}
@@ -73,7 +75,8 @@ def _panels(drawn: Any, layout: dict[str, Any]) -> dict[str, Any]:
     grid = drawn.add_gridspec(len(rows), len(columns))
     panels = dict[str, Any]()
     for name, (left, low) in corners.items():
-        same = panels.get(layout.get(f"yaxis{name}", {}).get("matches", "-")[1:])  # has the same vertical scale
+        matched = layout.get(f"yaxis{name}", {}).get("matches", "-")
+        same = panels.get(matched[1:])  # has the same vertical scale
         row_from_top = len(rows) - 1 - rows.index(low)
         panel = drawn.add_subplot(grid[row_from_top, columns.index(left)], sharey=same)
         panel.spines[["top", "right"]].set_visible(False)
@@ -146,7 +149,8 @@ def _add_notes(panels: list[Any], layout: dict[str, Any]) -> None:
     for shape in layout.get("shapes", ()):
         line = shape["line"]
         draw, at = (first.axvline, "x0") if shape["x0"] == shape["x1"] else (first.axhline, "y0")
-        draw(shape[at], color=line.get("color", INK), linestyle=_DASHES[line.get("dash", "solid")], linewidth=1)
+        style = _DASHES[line.get("dash", "solid")]
+        draw(shape[at], color=line.get("color", INK), linestyle=style, linewidth=1)
     for note in layout.get("annotations", ()):
         refs = [note.get(f"{axis}ref", axis) for axis in "xy"]
         look = {"color": note.get("font", {}).get("color", INK), "fontsize": 8}

@@ -187,7 +187,8 @@ def interval_chart(
     drawn.update_xaxes(title_text=figure_text(values), rangemode="tozero")
     if chance is not None:
         ends = [end for row in rows for end in (row.value, row.low, row.high) if end is not None]
-        drawn.update_xaxes(range=[min([*ends, chance - 0.1]) - 0.03, 1.03])
+        least = min([*ends, chance - 0.1])
+        drawn.update_xaxes(range=[least - 0.03, 1.03])
         drawn.add_vline(x=chance, line={"color": NEUTRAL, "width": 1, "dash": "dash"}, layer="above")
     return drawn.update_layout(showlegend=False, margin={"r": 170})
 
@@ -200,7 +201,8 @@ def error_bar(
     The bars reach from ``low`` (N,) to ``high`` (N,), and ``values`` (N,) are the positions of the points. An end that
     is NaN is not drawn.
     """
-    up, down = np.nan_to_num([np.subtract(high, values), np.subtract(values, low)])
+    reaches = [np.subtract(high, values), np.subtract(values, low)]
+    up, down = np.nan_to_num(reaches)
     return {"symmetric": False, "array": up, "arrayminus": down, "color": color, "thickness": 1.5, "width": 4}
 
 
@@ -236,7 +238,8 @@ def bar_chart(
         if rows:
             at, numbers = zip(*rows, strict=True)
             drawn.add_bar(x=numbers, y=at, orientation="h", name=figure_text(series), marker={"color": color})
-    ticks = {"tickvals": list(range(len(names))), "ticktext": [figure_text(shortened(name, 32)) for name in names]}
+    tick_texts = [figure_text(shortened(name, 32)) for name in names]
+    ticks = {"tickvals": list(range(len(names))), "ticktext": tick_texts}
     drawn.update_yaxes(title_text=figure_text(titles[0]), showgrid=False, autorange="reversed", **ticks)
     drawn.update_xaxes(title_text=figure_text(titles[1]), rangemode="tozero")
     return drawn.update_layout(barmode="stack", bargap=0.3, legend=LEGEND)
@@ -256,13 +259,15 @@ def add_line(drawn: go.Figure, x: Any, y: Any, name: str, color: str, **look: An
     """
     line = {"color": color, "dash": look.pop("dash", "solid"), "width": look.pop("width", 2)}
     where = look.pop("where", {})
-    drawn.add_trace(go.Scatter(x=x, y=y, name=figure_text(name), line=line, **{"mode": "lines", **look}), **where)
+    trace = go.Scatter(x=x, y=y, name=figure_text(name), line=line, **{"mode": "lines", **look})
+    drawn.add_trace(trace, **where)
     return drawn.data[-1]
 
 
 def thinned(size: int, most: int) -> npt.NDArray[np.int64]:
     """Return at most ``most`` indices in [0, ``size``), int64, evenly spread, including the first and the last."""
-    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
+    evenly = np.linspace(0, size - 1, min(size, most))
+    return np.unique(evenly.round().astype(np.int64))
 
 
 def shares(drawn: go.Figure, x: str, y: str) -> go.Figure:
@@ -297,4 +302,5 @@ def panel_grid(
     # The legend stands next to the subtitle, because the titles of the panels are above the panels.
     legend = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1 - 42 / height, "yref": "container"}
     drawn.update_layout(legend={**legend, "yanchor": "top"})
-    return drawn, [{"row": number // columns + 1, "col": number % columns + 1} for number in range(len(titles))]
+    places = [{"row": number // columns + 1, "col": number % columns + 1} for number in range(len(titles))]
+    return drawn, places

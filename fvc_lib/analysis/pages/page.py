@@ -99,10 +99,9 @@ def write_page(
         "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
     )
     source = Path(os.path.relpath(plotly, path.parent)).as_posix() if plotly else ""
-    embedded = [Markup(text) for text in scripts]
     page = render(
-        "page.html", title=title, body=body, scripts=embedded, stamp=stamp, plotly=source, policy=policy,
-        style=Markup(style),
+        "page.html", title=title, body=body, scripts=[Markup(text) for text in scripts], stamp=stamp,
+        plotly=source, policy=policy, style=Markup(style),
     )  # fmt: skip
     write_text(path, page)
     if plotly:

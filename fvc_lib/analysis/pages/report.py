@@ -429,7 +429,8 @@ def _take_title(cells: list[Any], name: str) -> str:
         if heading:
             cell.source = _TITLE.sub("", cell.source, count=1)
             fold = re.search(r"_fold_(\d+)$", name)
-            return heading["title"].replace("`", "") + (f", fold {fold[1]}" if fold else "")
+            of_fold = f", fold {fold[1]}" if fold else ""
+            return heading["title"].replace("`", "") + of_fold
     return name
 
 
@@ -481,7 +482,8 @@ def figure_html(spec: dict[str, Any], name: str, still: str = "") -> Markup:
     title = as_mapping(layout.pop("title", None))
     legend = as_mapping(layout.get("legend"))
     above = Markup()
-    for kind, part in (("finding", title), ("basis", as_mapping(title.get("subtitle")))):
+    subtitle = as_mapping(title.get("subtitle"))
+    for kind, part in (("finding", title), ("basis", subtitle)):
         above += Markup('<p class="{}">{}</p>').format(kind, wording.plain_text(part.get("text") or ""))
     if not data:
         return above
@@ -496,10 +498,11 @@ def figure_html(spec: dict[str, Any], name: str, still: str = "") -> Markup:
     pixels = int(height) if isinstance(height, int | float) and 50 <= height <= 5000 else 400
     alternative = wording.plain_text(title.get("text") or "figure")
     picture = Markup('<img alt="{}" src="data:image/png;base64,{}">').format(alternative, still) if still else ""
+    inert = Markup(content.replace("<", "\\u003c"))  # only a "<" could end the element early
     return above + Markup(
         '<div class="figure" id="{0}" style="height:{1}px">{2}</div>'
         '<script type="application/json" id="{0}-data">{3}</script>'
-    ).format(name, pixels, picture, Markup(content.replace("<", "\\u003c")))  # only a "<" could end the element early
+    ).format(name, pixels, picture, inert)
 
 
 # --- The list of all runs
@@ -554,7 +557,8 @@ def summary_lines(run: RunPaths) -> list[str]:
     lines = ["", f"{headline.run_id}: {state}", *(f"  {note}" for note in headline.notes)]
     if headline.scores:
         name = clean_text(headline.measure.name).replace("ROC AUC", "ROC-AUC")
-        lines += ["", f"  {name} with interval{f', {headline.earlier}' if headline.earlier else ''}"]
+        earlier = f", {headline.earlier}" if headline.earlier else ""
+        lines += ["", f"  {name} with interval{earlier}"]
         for score in headline.scores:
             remark = "  (what a split by row would claim)" if score.source in DISHONEST_CONTROLS else ""
             interval = wording.interval_text(score.value, score.low, score.high)

@@ -150,7 +150,8 @@ def _read_log_lines(runs: Sequence[RunPaths], folder: str, columns: Mapping[str,
         "text": pl.List(pl.String),
     }
     files = pl.DataFrame(rows, schema, orient="row")
-    lines = files.with_columns(line=pl.int_ranges(1, pl.col("text").list.len() + 1)).explode("text", "line")
+    line_numbers = pl.int_ranges(1, pl.col("text").list.len() + 1)
+    lines = files.with_columns(line=line_numbers).explode("text", "line")
     # DuckDB parses a table of lines, so that the names of files never reach SQL.
     query = f"""
         SELECT file_number, name, run_id, regexp_replace(name, '_fold_\\d+$', '') AS stage,
@@ -194,8 +195,10 @@ def learning_curves(
         finite_value.alias("value"),
         pl.col("attempt").fill_null(1),
         *as_numbers,
-    ).sort(*curve, "attempt", "line", nulls_last=True)
-    is_last = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(-1)) for name in curve)
+    )
+    frame = frame.sort(*curve, "attempt", "line", nulls_last=True)
+    next_differs = [pl.col(name).ne_missing(pl.col(name).shift(-1)) for name in curve]
+    is_last = pl.any_horizontal(next_differs)
     columns = ["run_id", "stage", "fold", "phase", "metric", "step", "epoch", "value", "flag", "attempt", "ts"]
     is_last_of_all = pl.int_range(pl.len()) == pl.len() - 1
     rows = frame.filter(is_last | is_last_of_all).select(columns).cast(texts)  # type: ignore[arg-type]
@@ -263,7 +266,8 @@ def memory_events(runs: Sequence[RunPaths]) -> Answer:
                try_cast(details->>'micro_batch_next' AS BIGINT) AS micro_batch_next
         FROM matched ORDER BY run_id, stage, fold, file_number, line
     """
-    return Answer(ask(query, {"lines": lines.frame, "samples": memory_samples(runs).frame}), lines.notes)
+    samples = memory_samples(runs).frame
+    return Answer(ask(query, {"lines": lines.frame, "samples": samples}), lines.notes)
 
 
 def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
@@ -539,7 +543,8 @@ def default_selection(runs_dir: Path, run: str | None = None) -> Selection:
     chosen = find_run(runs_dir, run or "latest")
     refuse_damaged(chosen.root)
     alike = [other for other in list_runs(runs_dir) if other.experiment == chosen.experiment and other != chosen]
-    return Selection((chosen, *alike[::-1][: _MOST_RUNS - 1]), metrics=default_metrics(chosen))
+    newest = alike[::-1][: _MOST_RUNS - 1]
+    return Selection((chosen, *newest), metrics=default_metrics(chosen))
 
 
 def default_metrics(run: RunPaths) -> tuple[str, ...]:
@@ -549,7 +554,8 @@ def default_metrics(run: RunPaths) -> tuple[str, ...]:
     alphabetical order.
     """
     logged = learning_curves([run], phases=["validation"]).frame["metric"].unique().sort()
-    names = [fnmatch.filter(logged, name)[:1] if "*" in name else [name] for name in TASKS[task_of(run)].curves]
+    declared = TASKS[task_of(run)].curves
+    names = [fnmatch.filter(logged, name)[:1] if "*" in name else [name] for name in declared]
     return tuple(itertools.chain(*names))
 
 

@@ -67,7 +67,8 @@ def read_tables(paths: Iterable[tuple[str, Path]], schema: TableSchema, without:
     for run_id, path in paths:
         if path.is_file():
             try:
-                frames.append(read_table(path, schema, without).select(pl.lit(run_id).alias("run_id"), pl.all()))
+                frame = read_table(path, schema, without)
+                frames.append(frame.select(pl.lit(run_id).alias("run_id"), pl.all()))
             except DataError as error:
                 notes.append(f"{path_to_text(path)} was left out: {error}")
     return Answer(pl.concat(frames), tuple(notes))
@@ -88,7 +89,8 @@ def run_status(run: RunPaths) -> dict[str, Any]:
     status = read_json_object(run.status_json)
     stages = {key: stage for key, stage in as_mapping(status.get("stages")).items() if isinstance(stage, dict)}
     status["stages"] = stages
-    if "running" in (status.get("state"), *(stage.get("state") for stage in stages.values())):
+    states = [stage.get("state") for stage in stages.values()]
+    if "running" in (status.get("state"), *states):
         whole = is_held(run.root / "run.lock")
         working = [key for key in stages if whole or is_held(run.task_lock(key))]
         for key, stage in stages.items():
@@ -214,7 +216,8 @@ def _recorded_corpus(run: RunPaths) -> tuple[str, str]:
     record = read_json_object(run.run_json)
     corpus = {} if document_damage(run.run_json, record) else as_mapping(record.get("corpus"))
     names = " + ".join(map(str, as_list(corpus.get("corpora"))))
-    return names or as_text(corpus.get("name")) or "", as_text(corpus.get("fingerprint")) or ""
+    name = names or as_text(corpus.get("name")) or ""
+    return name, as_text(corpus.get("fingerprint")) or ""
 
 
 def corpus_text(run: RunPaths) -> str | None:

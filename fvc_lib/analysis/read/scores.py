@@ -30,7 +30,8 @@ def score_table(
     rows = predictions.join(index.select("video_id", "path"), on="video_id", how="left")
     distance = pl.col("score") - pl.col("threshold")
     called = pl.when(distance >= 0).then(pl.lit("fake")).otherwise(pl.lit("real"))
-    rows = rows.join(spread, on="video_id", how="left").with_columns(
+    rows = rows.join(spread, on="video_id", how="left")
+    rows = rows.with_columns(
         called=called,
         path=pl.col("path").fill_null(pl.col("video_id")),
         trial=pl.lit(trial or None, pl.String),

@@ -64,8 +64,7 @@ def write_video_pages(
         "prior": percent(rule.prior or 0),
         "overview": overview,
     }
-    numbered = enumerate(verdicts.rows(), 1)
-    scored = ((number, row) for number, row in numbered if row["score"] is not None)
+    scored = ((number, row) for number, row in enumerate(verdicts.rows(), 1) if row["score"] is not None)
     rows = list(islice(scored, None if most < 0 else most))
     for done, (number, row) in enumerate(rows):
         name = Path(row["path"]).name

@@ -189,8 +189,7 @@ def predict(
             f"{detector.config.task}. Leave it out."
         )
     parent = runs_dir / ("verdicts" if one_network is None else PREDICTIONS)
-    named = out or parent / f"{time.strftime('%Y%m%d_%H%M%S')}_{detector.name}"
-    folder = named.expanduser().absolute()
+    folder = (out or parent / f"{time.strftime('%Y%m%d_%H%M%S')}_{detector.name}").expanduser().absolute()
     stage, written = (VERDICTS, FILES) if one_network is None else (PREDICTIONS, PREDICTED)
     command = ["predict", str(found), str(folder / ASKED), "--out", str(folder), *options]
     go_on = f"to go on: {command_text(*command)}"
