@@ -18,7 +18,7 @@ import polars as pl
 
 from fvc_lib.analysis.read.queries import SQL_TABLES, ask_sql
 from fvc_lib.analysis.read.runs import run_parameters, run_status
-from fvc_lib.services.atomic_files import AnyPath
+from fvc_lib.services.atomic_files import AnyPath, path_to_text
 from fvc_lib.services.errors import DataError, FvcError, LeakageError, UsageError, command_text, did_you_mean
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths, find_run_or_ensemble, list_runs as _list_runs
@@ -224,12 +224,13 @@ class Detector:
 
         detector = self._model
         paths = [Path(file) for file in ([files] if isinstance(files, str | PathLike) else files)]
+        absolute = list(dict.fromkeys(path.absolute() for path in paths))
         if not isinstance(detector, VideoDetector):
-            found = detector.predict([str(path) for path in paths])
-            rows = [{"path": str(row.path), **row.values, "failure": row.failure or None} for row in found]
+            findings = {found.path: found for found in detector.findings(absolute)}
+            found_for = [(path, findings[path_to_text(path.absolute())]) for path in paths]
+            rows = [{"path": str(path), **found.values, "failure": found.failure or None} for path, found in found_for]
             return pl.DataFrame(rows, infer_schema_length=None)
         rule = rule_of(error_rate, withheld=not detector.is_above_control)
-        absolute = list(dict.fromkeys(path.absolute() for path in paths))
         with tempfile.TemporaryDirectory() as folder:
             answers = dict(zip(absolute, judge_files(detector, absolute, rule, Path(folder)).rows(), strict=True))
         rows = [answers[path.absolute()] | {"path": str(path)} for path in paths]

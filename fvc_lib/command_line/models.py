@@ -49,8 +49,7 @@ def find_model(runs_dir: str | Path, name: str) -> Path:
 def load_detector(path: str | Path, *, allow_code: bool = False, final: bool = False) -> "Predictor":
     """Return the predictor of a bundle, a finished run or an ensemble, of any task.
 
-    ``load_detector("bundle_run_...").predict(["one.mp4", "two.mp4"])`` returns one row per file. The attribute
-    ``values`` of a row is ``{column: value}``.
+    Its method ``findings`` answers for files. Python code calls ``fvc_lib.load_detector``, which returns tables.
 
     Args:
         path: path of the bundle, run or ensemble, or ``models:/NAME@ALIAS`` of MLflow's registry.

@@ -23,7 +23,7 @@ from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.engine.device import Precision, deterministic_algorithms, resolve_device
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.training_state import TrainingRecord
-from fvc_lib.services.atomic_files import path_to_text, sha256_of_json
+from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.checkpoint_files import BEST, load_weights, weights_digest
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError, command_text
@@ -115,28 +115,6 @@ class Finding:
     lines: tuple[str, ...] = ()
     failure: str = ""
     lasts: bool = True
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The answer of ``Predictor.predict`` for one file.
-
-    Attributes:
-        path: path as the caller gave it.
-        values: the answer by column name; empty after a failure.
-        part: ``train``, ``validation`` or ``test`` where the run used a file of the same content; else empty.
-        failure: the reason why there is no answer; empty after success.
-    """
-
-    path: Path
-    values: Mapping[str, Any] = field(default_factory=dict)
-    part: str = ""
-    failure: str = ""
-
-    @property
-    def score(self) -> float | None:
-        """The calibrated probability that a video is fake; None for other tasks or after a failure."""
-        return self.values.get("score")
 
 
 @dataclass(frozen=True)
@@ -313,31 +291,6 @@ class Predictor(ABC):
             OSError: the cache cannot be written.
         """
 
-    def predict(self, files: Sequence[str | Path] | str | Path, *, workers: int = 0) -> list[Prediction]:
-        """Return one prediction per file, in the order of ``files``; a bad file gives a failure.
-
-        Args:
-            files: one path or several; repeats are allowed.
-            workers: number of processes that decode; 0: one per core.
-
-        Raises:
-            FvcError, OSError: as ``findings``.
-        """
-        paths = [Path(file) for file in ([files] if isinstance(files, str | Path) else files)]
-        absolute = dict.fromkeys(path.absolute() for path in paths)
-        with closing(self.findings(list(absolute), workers=workers)) as answers:
-            found = {answer.path: answer for answer in answers}
-        return [self.row(path, found[path_to_text(path.absolute())]) for path in paths]
-
-    @abstractmethod
-    def row(self, path: Path, found: Any) -> Prediction:
-        """Return the prediction for ``path``.
-
-        Args:
-            path: path as the caller gave it.
-            found: the finding on this file, as ``findings`` yields it.
-        """
-
 
 class OneNetwork(Predictor):
     """The predictor of a training without folds: one network, and one part (train, validation or test) per file.
@@ -458,13 +411,6 @@ class OneNetwork(Predictor):
         Raises:
             DataError: an output of the network is not finite.
         """
-
-    def row(self, path: Path, found: Finding) -> Prediction:
-        """Return the prediction for ``path``.
-
-        Its ``part`` is the part of the run's file with the same content; empty if there is none.
-        """
-        return Prediction(path, found.values, self.known.get(found.sha256, ""), found.failure)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

@@ -33,6 +33,7 @@ from fvc_lib.command_line import commands
 from fvc_lib.command_line.commands import export_when_asked
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import find_model, load_detector
+from fvc_lib.public import Detector
 from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError
@@ -266,17 +267,18 @@ def test_a_registered_model_scores_as_its_run_also_as_a_pyfunc_model(scored, her
     write_video(tmp_path / "new.mp4", draw_clip("unknown", 0, fake=True))
     asked = [tmp_path / "new.mp4", tmp_path / "missing.mp4"]
     by_run, by_alias, by_version = (
-        load_detector(model).predict(asked, workers=1)
+        Detector(load_detector(model)).predict(asked).select("path", "score", "failure")
         for model in (scored.root, "models:/news@champion", "models:/news/2")
     )
-    assert by_run == by_alias == by_version
-    assert by_alias[0].score is not None
+    assert by_run.equals(by_alias)
+    assert by_run.equals(by_version)
+    assert by_alias["score"][0] is not None
     assert (find_model(here, "models:/news@champion") / "README.md").read_text() == "first\n"
     assert (find_model(here, "models:/news@challenger") / "README.md").read_text() == "second\n"
     with connected(store) as client:
         source = client.get_model_version("news", "1").source
         (row,) = sys.modules["mlflow"].pyfunc.load_model(source).predict([str(asked[0])])
-    assert row["score"] == by_run[0].score
+    assert row["score"] == by_run["score"][0]
 
 
 @needs_mlflow

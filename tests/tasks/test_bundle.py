@@ -218,16 +218,16 @@ def test_an_own_network_and_its_weights_are_copied_and_its_code_runs_only_where_
     write_bundle(predictor_of(run, STANDING), tmp_path / "bundle", "card")
     refused(tmp_path / "bundle", r"its model is code, network/my_net.py.*allow_code=True")
     video = next((tmp_path / "corpus").rglob("*.mp4"))
-    by_run = load_detector(run.root).predict(video, workers=1)
+    by_run = list(load_detector(run.root).findings([video], workers=1))
     (tmp_path / "mine" / "my_net.py").write_text(OWN_NETWORK.replace("self.line(", "2 * self.line("))
     refused_in_use(run.root, r"MyNet has changed since its training \(.*MyNet.forward\)")
     shutil.rmtree(tmp_path / "mine")
     for name in [name for name in sys.modules if name == "parts" or name.startswith("fvc_user_my_net_")]:
         monkeypatch.delitem(sys.modules, name)  # as in a new process
     detector = load_detector(tmp_path / "bundle", allow_code=True)
-    assert detector.predict(video, workers=1) == by_run
+    assert list(detector.findings([video], workers=1)) == by_run
     assert (tmp_path / "bundle" / "begun_with" / "model.safetensors").is_file()
-    assert np.isfinite(by_run[0].score)
+    assert np.isfinite(by_run[0].logits).all()
 
 
 def test_export_writes_a_model_card_with_the_standing_first(run, tmp_path):

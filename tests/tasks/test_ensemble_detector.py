@@ -10,6 +10,7 @@ import pytest
 from scipy.special import expit
 
 from fvc_lib.command_line.models import load_detector
+from fvc_lib.public import Detector
 from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import write_document
@@ -78,20 +79,21 @@ def test_a_new_file_gets_each_members_score_by_fold_together_and_a_known_one_its
     folder = ensemble_in(tmp_path / "ensemble_mean", runs)
     detector = load_detector(folder.root)
     by_fold = expit(np.array(alone)).mean(0)
-    of_new, of_known, nothing = detector.predict([new, known, tmp_path / "none.mp4"], workers=1)
-    assert of_new.score == pytest.approx(np.mean(by_fold), abs=1e-6)
-    assert (of_new.values["low"], of_new.values["high"]) == pytest.approx((by_fold.min(), by_fold.max()), abs=1e-6)
+    answers = Detector(detector).predict([new, known, tmp_path / "none.mp4"])
+    of_new, of_known, nothing = answers.rows(named=True)
+    assert of_new["score"] == pytest.approx(np.mean(by_fold), abs=1e-6)
+    assert (of_new["score_low"], of_new["score_high"]) == pytest.approx((by_fold.min(), by_fold.max()), abs=1e-6)
     stored = pl.concat([read_table(folder.predictions(fold), PREDICTIONS) for fold in (0, 1)])
-    assert of_known.score == pytest.approx(stored.filter(video_id=index["video_id"][3])["score"][0], abs=1e-12)
-    assert of_known.part == "test"
-    assert nothing.failure
+    assert of_known["score"] == pytest.approx(stored.filter(video_id=index["video_id"][3])["score"][0], abs=1e-12)
+    assert index["video_id"][3] in " ".join(of_known["reasons"])
+    assert nothing["failure"]
     assert detector.model_id.startswith("ensemble_mean@")
 
     def unscored(probed, _failure):
         return Finding(probed.path, failure="torn")
 
     monkeypatch.setattr(detector.members[1], "_unscored", unscored)
-    assert [each.failure for each in detector.predict([new, known], workers=1)] == ["torn", ""]
+    assert Detector(detector).predict([new, known])["failure"].to_list() == ["torn", None]
 
 
 @pytest.mark.slow

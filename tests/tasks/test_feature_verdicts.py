@@ -64,12 +64,15 @@ def test_run_and_bundle_judge_a_new_file_alike_and_name_a_bad_one(run, home):
     write_bundle(predictor_of(run, STANDING), home / "bundle", "---\n---\n")
     assert {path.suffix for path in (home / "bundle" / "model").iterdir()} == {".safetensors"}
     assert described_in(home / "bundle" / "model" / "fold_0.safetensors")["features"]
-    by_run = load_detector(run.root).predict([new, bad])
-    by_bundle = load_detector(home / "bundle").predict([new, bad])
+    by_run, by_bundle = (
+        {found.path: found for found in load_detector(each).findings([new, bad])}
+        for each in (run.root, home / "bundle")
+    )
     assert by_run == by_bundle
-    assert 0 <= by_run[0].values["low"] <= by_run[0].score <= by_run[0].values["high"] <= 1
-    assert by_run[1].score is None
-    assert "unreadable" in by_run[1].failure
+    assert np.isfinite(by_run[str(new)].logits).all()
+    assert len(by_run[str(new)].logits) == 2
+    assert not by_run[str(bad)].logits
+    assert "unreadable" in by_run[str(bad)].failure
 
 
 @pytest.mark.slow
@@ -83,10 +86,11 @@ def test_the_model_of_all_groups_judges_alone_and_was_calibrated_on_held_out_log
     assert train_fold(run, run_config(run.params_yaml), metric_log=ListLog()).train_anew
     write_features(run, final=True)  # as 04b does
     write_bundle(predictor_of(run, STANDING, final=True), home / "final", "---\n---\n")
-    (by_run,) = load_detector(run.root, final=True).predict([new])
-    assert by_run.score == by_run.values["low"] == by_run.values["high"]
-    assert [by_run] == load_detector(home / "final", final=True).predict([new])
-    assert by_run.score != load_detector(run.root).predict([new])[0].score
+    (by_run,) = load_detector(run.root, final=True).findings([new])
+    (logit,) = by_run.logits
+    assert [by_run] == list(load_detector(home / "final", final=True).findings([new]))
+    (by_folds,) = load_detector(run.root).findings([new])
+    assert logit not in by_folds.logits
 
 
 def test_windows_and_maps_are_refused_in_words_and_the_rest_of_the_page_is_there(run, home):

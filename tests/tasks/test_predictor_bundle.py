@@ -17,6 +17,7 @@ from filelock import FileLock
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import load_detector, verdict_detector
 from fvc_lib.detectors.own.video_text import VideoTextNetwork
+from fvc_lib.public import Detector
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (
@@ -114,12 +115,10 @@ def test_a_bundle_says_what_its_run_said_to_the_bit_without_run_and_corpus(home,
     }  # fmt: skip
     assert [Path(row["path"]).stem for row in rows if row["failure"]] == ["torn"]
     detector = load_detector(home / "bundle")
-    for row, found in zip(rows, detector.predict([row["path"] for row in rows], workers=1), strict=True):
-        assert (str(found.path), found.part or None, found.failure or None) == (
-            row["path"], row["part"], row["failure"],
-        )  # fmt: skip
-        assert all(row[name] == value for name, value in found.values.items())
-        assert set(found.values) == (set() if found.failure else set(detector.columns))
+    table = Detector(detector).predict([row["path"] for row in rows])
+    assert table.columns == ["path", *detector.columns, "failure"]
+    for row, found in zip(rows, table.rows(named=True), strict=True):
+        assert {name: row[name] for name in found} == found
     assert detector.standing.sentences
     assert not detector.cautions
 
@@ -143,7 +142,7 @@ def test_a_run_gives_its_test_picture_the_stored_answers(picture_home, tmp_path)
     labels = json.loads((picture_home / "bundle" / "labels.json").read_text())
     plain = Path(shutil.copytree(picture_home / "bundle", tmp_path / "plain"))  # the stored answers have no temperature
     (plain / "labels.json").write_text(json.dumps(labels | {"temperature": 1.0}))
-    (answer,) = load_detector(sealed(plain)).predict(row["path"], workers=1)
+    (answer,) = load_detector(sealed(plain)).findings([Path(row["path"])], workers=1)
     assert answer.values["probability"] == pytest.approx(stored["probability"], abs=1e-5)
     assert (answer.values["class"], answer.values["runner_up"]) == (row["class"], row["runner_up"])
     for number in read_table(run.target_predictions, TARGET_PREDICTIONS).filter(path=path).to_dicts():
@@ -244,9 +243,9 @@ def test_a_text_encoder_goes_along_without_pickles(tmp_path):
     export = CliRunner().invoke(main, ["export", str(run.root), "--to", str(to)])
     assert export.exit_code == 0, export.output
     video = next(corpus.rglob("*.mp4"))
-    said = load_detector(run.root).predict(video, workers=1)
+    said = list(load_detector(run.root).findings([video], workers=1))
     shutil.rmtree(bert)
-    assert load_detector(to).predict(video, workers=1) == said
+    assert list(load_detector(to).findings([video], workers=1)) == said
     assert {file.suffix for file in (to / "text_encoder").iterdir()} <= {".json", ".txt", ".safetensors"}
     params = json.loads((to / "bundle.json").read_text())["params"]
     with pytest.raises(UsageError, match="text_encoder is '/etc', wanted 'text_encoder'"):

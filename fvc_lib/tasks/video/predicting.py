@@ -13,7 +13,6 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -22,7 +21,7 @@ import safetensors.numpy
 from pydantic import Field
 
 from fvc_lib.corpus.probing import ProbeResult
-from fvc_lib.metrics.calibration import mean_log_odds, probabilities
+from fvc_lib.metrics.calibration import mean_log_odds
 from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
 from fvc_lib.services.checkpoint_files import BEST
@@ -44,7 +43,7 @@ from fvc_lib.services.tables import (
 from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING, FOLD_TRAINING
 from fvc_lib.tasks.bundle import MEMBERS, Bundle, refused, write_bundle
 from fvc_lib.tasks.decoding import DecodedFile, FileToScore, looked_at, scratch_folder
-from fvc_lib.tasks.predicting import NOT_STATED, Prediction, Predictor, Standing, Strict, finished_training
+from fvc_lib.tasks.predicting import NOT_STATED, Predictor, Standing, Strict, finished_training
 from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import (
@@ -485,20 +484,6 @@ class VideoDetector(Predictor):
         elif num_seen > 1 and is_frozen(clips):
             yield "A still: nothing moves in the frames that the networks see."
         yield from self.ranges.reasons(asdict(probed.probe))
-
-    def row(self, path: Path, found: Finding) -> Prediction:
-        """Return the prediction that the finding ``found`` gives for ``path``.
-
-        ``score`` is the mean over networks, ``low`` and ``high`` are the lowest and the highest score. A video of the
-        run has the part ``test``: its score is by the network that had not seen it.
-        """
-        if not found.logits:
-            return Prediction(path, failure=found.failure or " ".join(found.no_prediction))
-        scores: list[float] = probabilities(np.array(found.logits), 1.0).tolist()
-        if found.is_known:
-            scores = [self.known.rows["score"][self.place_of[found.sha256]]]
-        values = {"score": fmean(scores), "low": min(scores), "high": max(scores)}
-        return Prediction(path, values, "test" if found.is_known else "")
 
 
 def of_ensemble(log_odds: FloatArray, detectors: Sequence[int]) -> FloatArray:
