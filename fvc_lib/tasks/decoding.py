@@ -88,7 +88,8 @@ def decoded_files(
         FvcError: the decoding code was changed since it was imported here.
     """
     items = [item_to_decode(store, file, clip, families) for file, clip in zip(files, clips, strict=True)]
-    limits = decode_limits(store, workers, recipes=bool(store.recipe) or any(file.recipe for file in files))
+    has_recipe = bool(store.recipe) or any(file.recipe for file in files)
+    limits = decode_limits(store, workers, recipes=has_recipe)
     limits["timeout_seconds"] += TIMEOUT_SECONDS if families else 0
     with closing(run_isolated(f"{original.__module__}:{original.__name__}", items, **limits)) as answers:
         for answer in answers:
@@ -141,7 +142,8 @@ def looked_at(
     items = [item_to_decode(store, FileToScore(path, ()), clip, families) for path, clip in pairs]
     limits = decode_limits(store, workers, recipes=bool(store.recipe))
     whole = limits["timeout_seconds"] + VIDEO_FILES.timeout_seconds
-    least = whole if store.recipe or store.view.crop else FILE_SECONDS * (store.view.clips + bool(families))
+    seconds_of_clips = FILE_SECONDS * (store.view.clips + bool(families))
+    least = whole if store.recipe or store.view.crop else seconds_of_clips
     # The limit depends on the size, not on the duration that the file states: a hostile file may state a wrong one.
     states = [file_state(path) or {"size_bytes": 0} for path in files]
     limits["timeout_seconds"] = [least + round(state["size_bytes"] / 1e6) for state in states]

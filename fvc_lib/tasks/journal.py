@@ -50,7 +50,8 @@ class Journal(Generic[Found]):
     def __init__(self, folder: Path, identity: str, kind: Callable[..., Found], *, shard: str = "") -> None:
         self._identity, self._kind = identity, kind
         self._states: dict[str, dict[str, int] | None] = {}  # by path, before the block's files are opened
-        own = folder / (_OF_SHARD.format(shard) if shard else JOURNAL)
+        name = _OF_SHARD.format(shard) if shard else JOURNAL
+        own = folder / name
         self._lines = JsonLines(own)
         self._streams: list[BinaryIO] = []
         self._places: dict[str, tuple[BinaryIO, int]] = {}  # by path, the stream and byte offset of its last line
@@ -165,7 +166,8 @@ def found_in_blocks(
         found = journal.known(block)
         num_known = len(found)
         progress(done + num_known, len(files))
-        with closing(find([path for path in block if path_to_text(path) not in found])) as answers:
+        todo = [path for path in block if path_to_text(path) not in found]
+        with closing(find(todo)) as answers:
             for finding in answers:
                 found[finding.path] = finding
                 journal.append(finding)

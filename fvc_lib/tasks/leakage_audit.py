@@ -67,7 +67,8 @@ def leakage_audit(
     rows: list[Row] = []
     leaking = set[str]()  # groups in several parts of the corpus's official split
     if protocol is not None and protocol["protocol"][0] == OFFICIAL:  # no verdict: papers use this very split
-        leaking = set().union(*(training_rows(protocol, fold).leaking for fold in protocol["fold"].unique()))
+        of_folds = (training_rows(protocol, fold).leaking for fold in protocol["fold"].unique())
+        leaking = set().union(*of_folds)
         found = f"{len(leaking):,} groups in several parts of the corpus's own split.{_first_of(sorted(leaking))}"
         rows.append(("official_split_leaks", len(leaking), None, found, None))
     if selections:
@@ -81,7 +82,8 @@ def leakage_audit(
         )
         rows.append(("opened_before", replaced, None, found, None))
     trainings = controls.trainings_of(protocol, config, left_out)
-    dealt = [rows.filter(~pl.col("group_id").is_in(sorted(leaking))) for rows in trainings or [folds]]
+    may_leak = pl.col("group_id").is_in(sorted(leaking))
+    dealt = [rows.filter(~may_leak) for rows in trainings or [folds]]
     rows += _overlaps(index, dealt, config.near_duplicate_bits)
     if predictions["fold"].n_unique() > 1:
         rows.append(_claim(predictions, config, protocol))
@@ -115,7 +117,8 @@ def _overlaps(index: pl.DataFrame, trainings: Sequence[pl.DataFrame], near_dupli
     """
     facts = index.drop("label", "group_id")
     numbered = [rows.with_columns(training=number) for number, rows in enumerate(trainings)]
-    known = pl.concat(numbered).join(facts, on="video_id", how="left", maintain_order="left").with_row_index("row")
+    known = pl.concat(numbered).join(facts, on="video_id", how="left", maintain_order="left")
+    known = known.with_row_index("row")
     for name, column in (
         ("groups", "group_id"),
         ("videos", "video_id"),
@@ -129,7 +132,8 @@ def _overlaps(index: pl.DataFrame, trainings: Sequence[pl.DataFrame], near_dupli
     links: list[tuple[int, int]] = []
     for part in known.partition_by("training"):
         first = part["row"][0]
-        near = near_duplicate_links(part["perceptual_hash"].to_list(), near_duplicate_bits)
+        hashes = part["perceptual_hash"].to_list()
+        near = near_duplicate_links(hashes, near_duplicate_bits)
         links += [(first + one, first + other) for one, other in near]
     yield _near_copies(known, "fold", "near_duplicates", links, known["perceptual_hash"].null_count())
 
@@ -185,8 +189,10 @@ def _claim(predictions: pl.DataFrame, config: RunConfig, protocol: pl.DataFrame 
     predictions = with_targets(predictions, protocol)
     by_row = controls.split_by_row(predictions.select("video_id", "group_id", "label", "fold"), seed=config.seed)
     lookup = with_targets(controls.group_lookup(by_row), protocol)
-    met = by_row.select(met=pl.len().over("group_id") > pl.len().over("group_id", "fold"))["met"]
-    helped = lookup.with_columns(score=pl.when(met).then("score").otherwise(predictions["score"]))
+    is_met = pl.len().over("group_id") > pl.len().over("group_id", "fold")
+    met = by_row.select(met=is_met)["met"]
+    score = pl.when(met).then("score").otherwise(predictions["score"])
+    helped = lookup.with_columns(score=score)
     honest = controls.auc_within_folds(predictions, config)
     claimed = controls.auc_within_folds(helped, config)
     found = (
@@ -227,7 +233,8 @@ def _metadata_carriers(
     whole = auc(scored(controls.METADATA, rounds=100))
     if not whole >= _CARRIES_AUC:  # NaN where each fold has one class
         return
-    alone = {name: auc(scored([name])) for name in controls.METADATA if index[name].n_unique() > 1}
+    varied = [name for name in controls.METADATA if index[name].n_unique() > 1]
+    alone = {name: auc(scored([name])) for name in varied}
     best = sorted(alone, key=lambda name: -alone[name])[:_MOST_CARRIERS]
     carriers = ", ".join(f"{name} ({alone[name]:.2f})" for name in best)
     found = f"Metadata predicts the labels. The columns with the highest AUC of their own: {carriers}."

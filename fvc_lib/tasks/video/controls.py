@@ -78,7 +78,8 @@ _MOST_FOLDS = 5  # for ``controls_of_scores``
 
 _FAKE = (pl.col("label") == "fake").cast(pl.Int64)
 # The share of fakes in the training part of a row's fold.
-_PRIOR = (_FAKE.sum() - _FAKE.sum().over("fold")) / (pl.len() - pl.len().over("fold"))
+_NUM_TRAINING = pl.len() - pl.len().over("fold")
+_PRIOR = (_FAKE.sum() - _FAKE.sum().over("fold")) / _NUM_TRAINING
 
 
 # Rules that need no training of a network
@@ -117,7 +118,8 @@ def all_controls(
     if trainings is not None:  # put every video into one of five arbitrary folds
         dealt = pl.concat(trainings).unique("video_id", keep="first", maintain_order=True).sort("video_id")
         dealt = dealt.with_columns(fold=(pl.int_range(pl.len()) % 5).cast(pl.Int64))
-    by_row = group_lookup(split_by_row(dealt, seed=seed)).join(folds, on="video_id", how="semi", maintain_order="left")
+    looked_up = group_lookup(split_by_row(dealt, seed=seed))
+    by_row = looked_up.join(folds, on="video_id", how="semi", maintain_order="left")
     controls = {
         CONSTANT: tested(constant, folds, trainings),
         METADATA_ONLY: tested(lambda rows: metadata_only(index, rows), folds, trainings),
@@ -229,10 +231,13 @@ def metadata_only(
         columns = [_numbers(known[name], ~test) for name in names]
         # The boosting cannot bin a column without a value in training.
         usable = [place for place, values in enumerate(columns) if not np.isnan(values[~test]).all()]
-        if np.unique(is_fake[~test]).size < 2 or not usable:
+        lacks_a_label = np.unique(is_fake[~test]).size < 2
+        if lacks_a_label or not usable:
             continue  # nothing can be learned, so the score stays the share of fakes
         features = np.stack([columns[place] for place in usable], axis=1)
-        model = boosting(int((~test).sum()), rounds, 15, [names[place] in CATEGORIES for place in usable])
+        num_training = int((~test).sum())
+        are_categories = [names[place] in CATEGORIES for place in usable]
+        model = boosting(num_training, rounds, 15, are_categories)
         # On so few rows many threads take a hundred times longer than one if other processes use the cores as well.
         with threadpool_limits(1, user_api="openmp"):
             model.fit(features[~test], is_fake[~test])
@@ -279,9 +284,11 @@ def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
     ordered = folds.sort("video_id")
     generator = np.random.default_rng(seed)
     is_fake = fake_labels(ordered)
-    dealt = np.concatenate([generator.permutation(np.flatnonzero(is_fake == label)) for label in (0, 1)])
+    of_labels = (np.flatnonzero(is_fake == label) for label in (0, 1))
+    dealt = np.concatenate([generator.permutation(places) for places in of_labels])
     turns = np.argsort(dealt)  # the position of every video in the order of assignment
-    by_row = ordered.select("video_id", fold=pl.Series(turns % folds["fold"].n_unique()))
+    fold = pl.Series(turns % folds["fold"].n_unique())
+    by_row = ordered.select("video_id", fold=fold)
     return folds.drop("fold").join(by_row, on="video_id", how="left", maintain_order="left").select(folds.columns)
 
 
@@ -320,7 +327,8 @@ def targets_of(scored: pl.DataFrame) -> npt.NDArray[Any] | None:
 
     Some protocols hold out a whole corpus or generator for testing. The target names the one that a video belongs to.
     """
-    return scored["target"].to_numpy() if "target" in scored.columns and scored["target"].n_unique() > 1 else None
+    has_targets = "target" in scored.columns and scored["target"].n_unique() > 1
+    return scored["target"].to_numpy() if has_targets else None
 
 
 def interval_settings(config: RunConfig) -> dict[str, Any]:
@@ -386,7 +394,8 @@ def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
     """
     folds = make_folds(videos, config.num_folds, config.seed)
     dealt = {"by row": split_by_row(folds, seed=config.seed), "by group": folds}
-    rows = [(split, *auc_within_folds(group_lookup(table), config).row()) for split, table in dealt.items()]
+    aucs = {split: auc_within_folds(group_lookup(table), config) for split, table in dealt.items()}
+    rows = [(split, *auc.row()) for split, auc in aucs.items()]
     return pl.DataFrame(rows, schema=["split", "value", "low", "high", "num_rows", "num_groups"], orient="row")
 
 
@@ -458,7 +467,8 @@ def by_source(rows: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
     """
     sources = index.select("video_id", "real_source")
     reals = rows.filter(label="real").join(sources, on="video_id", how="left", maintain_order="left")
-    sizes = reals.drop_nulls("real_source").group_by("real_source").agg(pl.len(), pl.col("group_id").n_unique())
+    by_name = reals.drop_nulls("real_source").group_by("real_source")
+    sizes = by_name.agg(pl.len(), pl.col("group_id").n_unique())
     large = sizes.filter(pl.col("group_id") >= FEWEST_GROUPS_OF_A_SOURCE)
     if large.height < 2:
         raise DataError(f"fewer than two sources of reals (real_source) have {FEWEST_GROUPS_OF_A_SOURCE} groups")
@@ -486,7 +496,8 @@ def of_two_sources(
     """
     if config.shuffle_labels:
         raise DataError("labels were shuffled on purpose")
-    sources = by_source(rows.folds.filter(~pl.col("video_id").is_in(sorted(without))), index)
+    lacks_clip = pl.col("video_id").is_in(sorted(without))
+    sources = by_source(rows.folds.filter(~lacks_clip), index)
     relabelled = replace(rows, folds=sources.select(rows.folds.columns))
     if sources.filter(fold=fold)["label"].n_unique() < len(LABELS):
         raise DataError(f"fold {fold} does not test reals of both sources")
@@ -517,7 +528,8 @@ def possible_floor(
     for fold in folds["fold"].unique().sort():
         rows = TrainingRows(folds) if protocol is None else training_rows(protocol, fold)
         try:
-            due.append(of_two_sources(rows, index, config, fold, left_out).folds.filter(fold=fold))
+            relabelled = of_two_sources(rows, index, config, fold, left_out)
+            due.append(relabelled.folds.filter(fold=fold))
         except DataError as error:
             why = str(error)
     tested = pl.concat(due).sort("video_id")

@@ -99,8 +99,10 @@ class ClipDataset:
     ) -> None:
         self._source = source
         self.rows = tuple(rows)
-        self._clips, self._per_row = clips, 1 if draws else clips
-        self._mixing, self._bands, self._seed, self._epoch = mixing, bands, seed, 0
+        self._clips = clips
+        self._per_row = 1 if draws else clips
+        self._mixing, self._bands = mixing, bands
+        self._seed, self._epoch = seed, 0
         num_frames, *pixels = source.shape
         self._shape = (num_frames // clips, *pixels)  # (T, 3, S, S) of one clip
 
@@ -109,7 +111,8 @@ class ClipDataset:
 
     def __getitem__(self, index: int) -> Sample:
         batch = self.__getitems__([index])
-        return Sample(batch.sample_ids[0], {name: tensor[0] for name, tensor in batch.tensors.items()})
+        tensors = {name: tensor[0] for name, tensor in batch.tensors.items()}
+        return Sample(batch.sample_ids[0], tensors)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Return the samples of ``indices`` as one batch."""
@@ -117,7 +120,8 @@ class ClipDataset:
         labels = torch.tensor([float(row.label) for row, _ in chosen])
         ids = tuple(f"{row.clip_id}@{clip}" if clip else row.clip_id for row, clip in chosen)
         if isinstance(self._source, FeatureSource):
-            features = self._source.features([(row.video_id, row.augmentation_index, clip) for row, clip in chosen])
+            clips = [(row.video_id, row.augmentation_index, clip) for row, clip in chosen]
+            features = self._source.features(clips)
             return Batch(ids, {"features": features, "label": labels})
         frames = np.empty((len(chosen), *self._shape), np.uint8)
         for (row, clip), place in zip(chosen, frames, strict=True):
@@ -142,22 +146,24 @@ class ClipDataset:
         if self._per_row == self._clips:
             return self.rows[index // self._clips], index % self._clips
         row = self.rows[index]
-        generator = np.random.default_rng(stable_seed("clip of video", self._seed, row.clip_id, self._epoch))
+        seed = stable_seed("clip of video", self._seed, row.clip_id, self._epoch)
+        generator = np.random.default_rng(seed)
         return row, int(generator.integers(self._clips))
 
     def _load(self, row: ClipRow, clip: int, frames: Pixels) -> None:
         self._source.load(row.video_id, row.augmentation_index, frames, clip * len(frames))
 
     def _swap_bands(self, row: ClipRow, clip: int, frames: Pixels) -> None:
-        generator = np.random.default_rng(stable_seed("wavelet bands", self._seed, row.clip_id, self._epoch))
-        swap = BandSwap.draw(generator, self._bands)
+        seed = stable_seed("wavelet bands", self._seed, row.clip_id, self._epoch)
+        swap = BandSwap.draw(np.random.default_rng(seed), self._bands)
         if swap.lowest or swap.lower:
             real = np.empty_like(frames)
             self._load(replace(row, video_id=row.counterpart), clip, real)
             frames[:] = with_bands_of(frames, real, swap)
 
     def _mix(self, tensors: dict[str, Tensor], number: int, row: ClipRow, settings: MixSettings) -> None:
-        generator = np.random.default_rng(stable_seed("clip mix", self._seed, row.clip_id, self._epoch))
+        seed = stable_seed("clip mix", self._seed, row.clip_id, self._epoch)
+        generator = np.random.default_rng(seed)
         mix = draw_mix(settings, len(self.rows), self._source.shape[-1], generator)
         if mix is None:
             return
@@ -412,7 +418,8 @@ def fold_clips(rows: TrainingRows, source: Any, config: RunConfig, fold: int | N
         DataError: too many videos have no clip, an augmented copy is missing, the fold does not exist, or a part has
             one class only.
     """
-    missing = tuple(sorted(video_id for video_id in rows.folds["video_id"] if not source.has(video_id, 0)))
+    without_clip = (video_id for video_id in rows.folds["video_id"] if not source.has(video_id, 0))
+    missing = tuple(sorted(without_clip))
     if len(missing) > config.max_rejected_share * rows.folds.height:
         raise DataError(
             f"{len(missing)} of {rows.folds.height} videos have no clip in {config.cache_dir!r}, or lack forensic "
@@ -427,7 +434,8 @@ def fold_clips(rows: TrainingRows, source: Any, config: RunConfig, fold: int | N
     rows_of_train, rows_of_validation = split.train, split.validation
     if config.cross_fits:
         rows_of_train = rows_of_validation = pl.concat([split.train, split.validation])
-    train, validation = rows_to_fit(rows_of_train, source, config), clip_rows(rows_of_validation)
+    train = rows_to_fit(rows_of_train, source, config)
+    validation = clip_rows(rows_of_validation)
     test = clip_rows(split.test)
     gone = [row.clip_id for row in train if not source.has(row.video_id, row.augmentation_index)]
     if gone:
@@ -450,7 +458,8 @@ def inner_folds(rows: Sequence[ClipRow], most: int, seed: int) -> IntArray:
     There are fewer folds if a label is in fewer groups.
     """
     videos = _videos_of(rows)
-    folds = make_folds(videos, min(most, most_folds(videos)), stable_seed("inner folds", seed) % 2**32)
+    num_folds = min(most, most_folds(videos))
+    folds = make_folds(videos, num_folds, stable_seed("inner folds", seed) % 2**32)
     fold_of = dict(folds.select("video_id", "fold").iter_rows())
     return np.array([fold_of[row.video_id] for row in rows])
 

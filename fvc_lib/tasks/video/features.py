@@ -189,7 +189,8 @@ def frozen_trunk(network: nn.Module, config: RunConfig) -> Trunk | None:
             that freezes or unfreezes stages of the trunk.
     """
     trunk = network.trunk if isinstance(network, Detector) else None
-    if (config.tune or DETECTORS.get(config.model).tune) != "head" or not isinstance(trunk, Trunk) or not trunk.weights:
+    tune = config.tune or DETECTORS.get(config.model).tune
+    if tune != "head" or not isinstance(trunk, Trunk) or not trunk.weights:
         return None
     stages = (config.freeze_backbone_epochs, config.unfreeze_stage_epochs)
     if any((config.mixup_alpha, config.cutmix_alpha, config.wavelet_bands, *stages)):

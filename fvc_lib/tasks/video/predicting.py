@@ -163,7 +163,8 @@ class VideoDetector(Predictor):
         members: Sequence["VideoDetector"] = (),
     ) -> None:
         trained = {} if ensemble else {_stem(fold): networks.folds[fold].trained for fold in networks.judges}
-        super().__init__(ensemble.name if ensemble else networks.name, networks.config, trained, standing)
+        name = ensemble.name if ensemble else networks.name
+        super().__init__(name, networks.config, trained, standing)
         self.networks, self.known, self.ranges, self.cautions = networks, known, ranges, cautions
         self.ensemble, self.members, self._distance = ensemble, members, distance
         self._all_networks = [member.networks for member in members] or [networks]
@@ -323,7 +324,8 @@ class VideoDetector(Predictor):
             folds = [networks.folds[fold] for fold in networks.judges]
             decides += [networks.store.decode_hash, networks.measured_by, networks.config.clips_per_video]
             decides += [(fold.prior_logit, fold.temperature) for fold in folds]
-        decides += sorted(map(str, self.known.rows.select("label", "content_sha256", "perceptual_hash").rows()))
+        known = self.known.rows.select("label", "content_sha256", "perceptual_hash")
+        decides += sorted(map(str, known.rows()))
         if self.distance is not None:
             decides.append(self.distance.digest)
         return f"{self.model_id}:{sha256_of_json(decides)[:16]}"
@@ -352,7 +354,8 @@ class VideoDetector(Predictor):
 
         If several rows have the same content, a row with a score is used.
         """
-        rows = self.known.rows.with_row_index("place").sort(pl.col("score").is_not_null(), maintain_order=True)
+        has_score = pl.col("score").is_not_null()
+        rows = self.known.rows.with_row_index("place").sort(has_score, maintain_order=True)
         return dict(rows.select("content_sha256", "place").iter_rows())
 
     # Findings
@@ -430,7 +433,8 @@ class VideoDetector(Predictor):
                     probed = probes[scored.position]
                     unfamiliar = reasons[scored.position]
                     if distance is not None:
-                        quantiles = distance.quantiles({fold: rows[None] for fold, rows in scored.features.items()})
+                        features = {fold: row[None] for fold, row in scored.features.items()}
+                        quantiles = distance.quantiles(features)
                         unfamiliar += distance.reasons(float(quantiles[0]))
                     folds = networks.folds
                     logits = tuple(logit / folds[fold].temperature for fold, logit in scored.logits.items())
@@ -671,7 +675,8 @@ def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:
     if not networks.sees_frames:  # no clips; a fitted model names the code that measured its features
         return ()
     paths = read_table(run.augmented_metadata, AUGMENTED)["clip_path"] if run.augmented_metadata.is_file() else ()
-    if {networks.store.decode_folder.name in Path(path).parts for path in paths} == {True}:
+    are_of_decoder = {networks.store.decode_folder.name in Path(path).parts for path in paths}
+    if are_of_decoder == {True}:
         return ()
     caution = (
         "The code or library that decodes is not known to be that which decoded the run's videos, so scores may not "

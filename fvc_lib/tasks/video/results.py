@@ -115,7 +115,8 @@ def forensic_features(path: Path, config: RunConfig) -> pl.DataFrame:
     table = read_table(path, FEATURES).sort("video_id")
     family_of = families_of(config)
     names = [name for name in table.columns if name in family_of]
-    lacking = sorted(set(family_of.values()) - {family_of[name] for name in names})
+    stored = {family_of[name] for name in names}
+    lacking = sorted(set(family_of.values()) - stored)
     if lacking:
         raise DataError(f"{str(path)!r} has no features of: {', '.join(lacking)}. Run 03b_forensic_features again.")
     measured = table.filter(pl.any_horizontal(pl.col(names).is_not_null()))
@@ -451,7 +452,8 @@ def _source_rows(source: str, scored: pl.DataFrame, names: Sequence[str], config
     values: dict[str, list[float]] = {name: [] for name in names}
     for fold in scored["fold"].unique().sort():
         part = scored.filter(fold=fold)
-        labels, num_groups = fake_labels(part), part["group_id"].n_unique()
+        labels = fake_labels(part)
+        num_groups = part["group_id"].n_unique()
         for name in names:
             _, inputs = measured(name, part)
             metric = METRICS[name.removesuffix(UNCALIBRATED)]
@@ -461,7 +463,8 @@ def _source_rows(source: str, scored: pl.DataFrame, names: Sequence[str], config
             of_folds.append((source, f"fold_{fold}", name, number, *[None] * 4, part.height, num_groups))
     scopes = {ALL_FOLDS: scored, ALL_BY_GROUP: scored}
     if "target" in scored.columns:
-        scopes |= {f"target:{target}": scored.filter(target=target) for target in scored["target"].unique().sort()}
+        targets = scored["target"].unique().sort()
+        scopes |= {f"target:{target}": scored.filter(target=target) for target in targets}
     if "case" in scored.columns and scored["case"].n_unique() < scored.height:
         scopes[BY_CASE] = of_cases(scored, config.case_score)
     rows: list[Row] = []
@@ -529,11 +532,13 @@ def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfi
         names = counts[column].head(MOST_VALUES)
         others = known.filter(pl.col("label") != label) if label else known.clear()
         for name in names if names.len() > 1 else ():
-            of_slice = pl.concat([part.filter(pl.col(column) == name), others]).sort("video_id")
+            own = part.filter(pl.col(column) == name)
+            of_slice = pl.concat([own, others]).sort("video_id")
             groups = of_slice.group_by("label").agg(pl.len(), pl.col("group_id").n_unique())
             real = groups.filter(label="real")["len"].sum()
             fake = groups.filter(label="fake")["len"].sum()
-            is_small = groups.filter(pl.col("group_id") >= SMALL_BELOW_GROUPS).height < 2
+            large = groups.filter(pl.col("group_id") >= SMALL_BELOW_GROUPS)
+            is_small = large.height < 2
             value, low, high, total, num_groups = auc_within_folds(of_slice, config).row()
             rows.append((column, name, "roc_auc", value, low, high, total, real, fake, num_groups, is_small))
     return check_table(frame_of(rows, SLICES), SLICES, "slices")
@@ -599,7 +604,8 @@ def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFram
         groups = part["group_id"].to_list()
         interval = group_interval(fake_labels(part), called, groups, metric, **interval_settings(config))
         share, low, high, total, num_groups = interval.row()
-        rows.append((name, int(called.sum()), int(total - called.sum()), share, low, high, num_groups))
+        num_called = called.sum()
+        rows.append((name, int(num_called), int(total - num_called), share, low, high, num_groups))
     return pl.DataFrame(rows, schema=_CONFUSION, orient="row")
 
 
@@ -621,11 +627,12 @@ def chosen_table(predictions: pl.DataFrame, selections: Sequence[RecordedSelecti
     known = [(fold, record.selection) for fold, record in enumerate(selections) if record]
     rows = [(fold, one.best_epoch or None, one.num_videos, one.num_groups) for fold, one in known]
     inner = pl.DataFrame(rows, schema=dict.fromkeys(names, pl.Int64), orient="row")
+    is_called_fake = pl.col("score") >= pl.col("threshold")
     outer = predictions.group_by("fold").agg(
         pl.col("temperature", "threshold").first(),
         num_test_videos=pl.len(),
         num_test_groups=pl.col("group_id").n_unique(),
-        called_fake_share=(pl.col("score") >= pl.col("threshold")).mean(),
+        called_fake_share=is_called_fake.mean(),
     )
     return outer.sort("fold").join(inner, on="fold", how="left", maintain_order="left")
 

@@ -159,14 +159,16 @@ def score_outer_fold(
     rows = clips.test.open(summary.recorded)
     labels = labels_of(rows)
     logits = logits_of(rows) + chosen.prior_logit
-    lost = [row.video_id for row, finite in zip(rows, np.isfinite(logits), strict=True) if not finite]
+    are_finite = np.isfinite(logits)
+    lost = [row.video_id for row, is_finite in zip(rows, are_finite, strict=True) if not is_finite]
     if lost:
         raise DataError(
             f"the logits of {len(lost)} test videos are not finite, the first: {', '.join(lost[:5])}. Look at their "
             "clips, turn amp off, or train with a lower learning_rate."
         )
     scores = probabilities(logits, chosen.temperature)
-    accuracy = balanced_accuracy(labels, decide(scores, chosen.threshold))
+    decisions = decide(scores, chosen.threshold)
+    accuracy = balanced_accuracy(labels, decisions)
     log(phase="test", metrics={"roc_auc": roc_auc(labels, scores), "balanced_accuracy": accuracy})
     return Scored(summary, rows, logits, scores)
 

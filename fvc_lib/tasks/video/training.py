@@ -142,7 +142,8 @@ def open_training(
         source, parts = read_fold(paths, config, fold)
         outcome = paths.training_checkpoints(stage, fold) / OUTCOME
         if not (begins_ranks or outcome.exists() or network):
-            source = _with_features(paths, config, source, (fold or 0) + ranks.rank / ranks.size, options)
+            place = (fold or 0) + ranks.rank / ranks.size
+            source = _with_features(paths, config, source, place, options)
         return _training(paths, config, source, parts, network)
 
     measured = config if network is None else config.model_copy(update={"memory_preflight": False})
@@ -277,7 +278,8 @@ class VideoTask:
     def build_model(self) -> nn.Module:
         """Return a new network; weights that are not pretrained come from torch's current random state."""
         model = self._build()
-        self._trained = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
+        trained = (name for name, p in model.named_parameters() if p.requires_grad)
+        self._trained = frozenset(trained)
         return model
 
     def begin_epoch(self, model: nn.Module, epoch: int) -> None:
@@ -399,7 +401,8 @@ def _training(
 
     ``build`` builds the network; None: the one that ``config.model`` names.
     """
-    clips, number = parts[""], config.clips_per_video
+    clips = parts[""]
+    number = config.clips_per_video
     fold = clips.fold
     inner_parts = {name: _inner_parts(name, of, config) for name, of in parts.items()}
     all_parts = dict[str, FoldClips]()
@@ -411,8 +414,9 @@ def _training(
         networks = {name: all_networks[name] for name in parts}
         outputs = dict[str, FloatArray]()
         for name, network in networks.items():
-            judges = [(all_networks[inner], part) for inner, part in inner_parts[name].items()]
-            outputs[name] = _logits_that_choose(judges or [(network, parts[name])], source, parts[name], number)
+            inner_networks = [(all_networks[inner], part) for inner, part in inner_parts[name].items()]
+            judges = inner_networks or [(network, parts[name])]
+            outputs[name] = _logits_that_choose(judges, source, parts[name], number)
         summaries = {name: _summary(network, outputs[name], parts[name], config) for name, network in networks.items()}
         judges_of = {name: (partial(_logits, each, source, number), each.log) for name, each in networks.items()}
         return _finished(paths, parts, summaries, outputs[""], judges_of)
@@ -521,7 +525,8 @@ def _task(source: ClipSource, clips: FoldClips, config: RunConfig, build: Callab
     number, bands = config.clips_per_video, config.wavelet_bands
     training = ClipDataset(source, clips.train, clips=number, draws=True, mixing=used, bands=bands, seed=seed)
     # Validation data choose an epoch. With cross-fitting none is chosen.
-    validation = ClipDataset(source, () if config.cross_fits else clips.validation, clips=number)
+    choosing = () if config.cross_fits else clips.validation
+    validation = ClipDataset(source, choosing, clips=number)
     return VideoTask(training, validation, config=config, weights=weights, build=build)
 
 
@@ -538,16 +543,16 @@ def _summary(trained: TrainedNetwork, outputs: FloatArray, clips: FoldClips, con
             loss = state.history[epoch - 1].validation["loss"]
         else:
             labels = data.labels_of(clips.validation)
-            loss = held_out_loss(labels, outputs, np.array(_loss_weights(clips, config))[labels])
+            weight_of_label = np.array(_loss_weights(clips, config))
+            loss = held_out_loss(labels, outputs, weight_of_label[labels])
         weights = weights_digest(state.best_model)
         of_training = {"validation_loss": loss, "num_epochs": len(state.history), "best_epoch": epoch}
         return asdict(choose(clips, config, outputs, trained.checkpoints, weights, **of_training))
 
     document = trained.ranks.from_leader("selection", recorded)
     chosen = Selection(**document.pop("selection"))
-    trained.log(
-        "selection", {name: getattr(chosen, name) for name in ("best_epoch", "temperature", "threshold", "log_loss")}
-    )
+    logged = ("best_epoch", "temperature", "threshold", "log_loss")
+    trained.log("selection", {name: getattr(chosen, name) for name in logged})
     return TrainingSummary(
         **{**trained.record(), "best_epoch": chosen.best_epoch},
         temperature=chosen.temperature,

@@ -235,8 +235,9 @@ def score_windows(
     logits = np.empty((len(stored), len(folds)))
     for first in range(0, len(stored), size):
         tell("judging windows over the whole video", first, len(stored))
-        some = np.asarray(frames[stored[first : first + size]])[:, None]
-        logits[first : first + size] = networks.logits(folds, some)
+        batch = slice(first, first + size)
+        some = np.asarray(frames[stored[batch]])[:, None]
+        logits[batch] = networks.logits(folds, some)
     logits += [networks.forensic_logit(fold, forensic) for fold in folds]
     logits /= [networks.folds[fold].temperature for fold in folds]
     picture = _picture(found)
@@ -350,7 +351,8 @@ def _tiles(picture: Pixels) -> tuple[npt.NDArray[np.intp], tuple[int, ...]]:
     sides = len(picture), *picture.shape[2:]
     shape = tuple(min(wanted, side) for wanted, side in zip((BLOCKS, TILES, TILES), sides, strict=True))
     parts = [np.arange(side) * number // side for number, side in zip(shape, sides, strict=True)]
-    return np.asarray(np.ravel_multi_index(np.ix_(*parts), shape)), shape
+    tile_of_pixel = np.ravel_multi_index(np.ix_(*parts), shape)
+    return np.asarray(tile_of_pixel), shape
 
 
 def _deletion_check(mean_logits: Callable[[Masks], Floats], drops: Floats) -> float:

@@ -89,7 +89,8 @@ def files_of(named: Sequence[str], kind: Kind = "video", *, folder_is_case: bool
             lines = sys.stdin.buffer.read().replace(b"\0", b"\n").splitlines()
             paths = [Path(os.fsdecode(line)) for line in lines if line.strip()]
         elif path.is_dir():
-            paths = sorted(found for found in path.rglob("*") if is_named_as(kind, found.name) and found.is_file())
+            of_kind = (found for found in path.rglob("*") if is_named_as(kind, found.name))
+            paths = sorted(found for found in of_kind if found.is_file())
             if not paths:
                 raise UsageError(f"{text!r}: a folder without a file of kind {kind}. Name the files.")
             if folder_is_case:
@@ -109,7 +110,8 @@ def files_of(named: Sequence[str], kind: Kind = "video", *, folder_is_case: bool
             paths = [path]
         # Symbolic links are not resolved, and '~nobody' without such a user stays as it is.
         for found in paths:
-            files.setdefault(Path(os.path.abspath(os.path.expanduser(found))), cases.get(found, ""))  # noqa: PTH100, PTH111
+            absolute = os.path.abspath(os.path.expanduser(found))  # noqa: PTH100, PTH111
+            files.setdefault(Path(absolute), cases.get(found, ""))
     if not files:
         raise UsageError(f"no {kind} is named. Give files, folders, tables with a column 'path', or '-' for a list.")
     return files
@@ -152,7 +154,8 @@ class Verdicts:
     def answer(self) -> str:
         """Return one sentence with the numbers of videos, such as ``3 videos: 1 fake, 2 real, 0 undecided.``"""
         number = sum(self.counts.values())
-        parts = [f"{self.counts[word]:,} {word}" for word in _ANSWERS if self.counts[word] or word in _DECISIONS]
+        named = [word for word in _ANSWERS if self.counts[word] or word in _DECISIONS]
+        parts = [f"{self.counts[word]:,} {word}" for word in named]
         return f"{number:,} video{'s' * (number != 1)}: {', '.join(parts)}."
 
 
@@ -200,7 +203,8 @@ def judge_files(
             flat = some.with_columns(pl.col("reasons").str.replace_all("\n", " "))
             table.write(csv_for_people(flat, header=False))
             lines.write(some.with_columns(pl.col("reasons").str.split("\n")).write_ndjson())
-            without = pl.when(pl.col("failure").is_null()).then(pl.lit(_UNSCORED)).otherwise(pl.lit(UNREAD))
+            is_read = pl.col("failure").is_null()
+            without = pl.when(is_read).then(pl.lit(_UNSCORED)).otherwise(pl.lit(UNREAD))
             counts.update(some.select(pl.coalesce("verdict", without)).to_series())
             shown = pl.concat([shown, some]).head(_MOST_SHOWN)
     cases = case_table(detector, of_case, rule)
@@ -248,7 +252,8 @@ def case_sentences(cases: pl.DataFrame) -> list[str]:
         said = "no prediction" if score is None else f"{verdict}, probability of fake {score:.3f}"
         lines.append(f"Case {case!r}, {scored} of {videos} videos scored: {said}. {reasons}")
     more = cases.height - len(lines)
-    return [*lines, *[f"And {more:,} more cases: {CASES}."] * (more > 0)]
+    of_others = [f"And {more:,} more cases: {CASES}."] if more > 0 else []
+    return [*lines, *of_others]
 
 
 def _limits(detector: VideoDetector, rule: Rule) -> Iterator[str]:
@@ -274,7 +279,8 @@ def _table(detector: VideoDetector, findings: Sequence[Finding], rule: Rule) -> 
     """
     known = detector.known
     rows = list[dict[str, Any]]()
-    answers_to_own = dict(zip(known.tested["content_sha256"], known.answers_to(known.left_out, rule), strict=True))
+    own_answers = known.answers_to(known.left_out, rule)
+    answers_to_own = dict(zip(known.tested["content_sha256"], own_answers, strict=True))
     new = [found.logits for found in findings if found.logits and not found.is_known]
     answers_to_new = iter(known.answers_to(p_values(known.witnesses, np.array(new)), rule) if new else ())
     for found in findings:
@@ -337,5 +343,6 @@ def _concluded(answer: str, rule: Rule, unfamiliar: Sequence[str] = ()) -> tuple
         )
     if against:
         return UNDECIDED, against
-    rate, other = (rule.called_fake, REAL) if answer == FAKE else (rule.called_real, FAKE)
+    rate = rule.called_fake if answer == FAKE else rule.called_real
+    other = REAL if answer == FAKE else FAKE
     return answer, [f"At most {percent(rate)} of the run's {other}s look as {answer} as this."]

@@ -116,7 +116,8 @@ class KnownVideos:
     """
 
     def __init__(self, rows: pl.DataFrame, base_rates: Sequence[float | None] = ()) -> None:
-        self.rows, self.tested, self.base_rates = rows, rows.drop_nulls("score"), tuple(base_rates)
+        self.rows, self.tested = rows, rows.drop_nulls("score")
+        self.base_rates = tuple(base_rates)
 
     def anonymous(self) -> pl.DataFrame:
         """Return the rows as table KNOWN_VIDEOS, without names.
@@ -130,9 +131,9 @@ class KnownVideos:
     @cached_property
     def witnesses(self) -> Witnesses:
         """The tested videos with their calibrated log odds of fake; new videos are compared with them."""
-        labels, scores = self.tested.select(
-            (pl.col("label") == FAKE).cast(pl.Int64), pl.col("logit") / pl.col("temperature")
-        )
+        is_fake = (pl.col("label") == FAKE).cast(pl.Int64)
+        log_odds = pl.col("logit") / pl.col("temperature")
+        labels, scores = self.tested.select(is_fake, log_odds)
         return witnesses(labels, scores, self.tested["group_id"], self.tested["fold"])
 
     @cached_property

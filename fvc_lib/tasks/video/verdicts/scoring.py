@@ -105,7 +105,8 @@ class Networks:
     @property
     def digests(self) -> bytes:
         """The SHA-256 of the weights of all networks in ``judges``, 32 bytes each, in that order."""
-        return bytes.fromhex("".join(self.folds[fold].weights for fold in self.judges))
+        digests = (self.folds[fold].weights for fold in self.judges)
+        return bytes.fromhex("".join(digests))
 
     @property
     def base_rates(self) -> tuple[float | None, ...]:
@@ -131,15 +132,17 @@ class Networks:
         inputs = None if features is None else dict[int, list[Tensor]]()
         if not self.sees_frames:
             return np.tile([self.folds[fold].prior_logit for fold in folds], (len(clips), 1))
-        values = self.raw_logits(folds, clips.reshape(-1, *clips.shape[2:]), inputs)
+        all_clips = clips.reshape(-1, *clips.shape[2:])
+        values = self.raw_logits(folds, all_clips, inputs)
         if features is not None:
             for fold, parts in (inputs or {}).items():
                 rows = torch.cat(parts)
                 if len(rows) == len(values):
-                    of_videos = rows.reshape(len(clips), -1, rows.shape[-1]).mean(1)
-                    features.setdefault(fold, []).append(of_videos.numpy())
+                    of_videos = rows.reshape(len(clips), -1, rows.shape[-1])
+                    features.setdefault(fold, []).append(of_videos.mean(1).numpy())
         values = values.reshape(len(clips), -1, len(folds)).mean(1)
-        for fold, is_finite in zip(folds, np.isfinite(values).all(0), strict=True):
+        are_finite = np.isfinite(values).all(0)
+        for fold, is_finite in zip(folds, are_finite, strict=True):
             if not is_finite:
                 raise DataError(f"{self.name}, {name_of(fold)}: the network returns values that are not finite.")
         return np.asarray(values + [self.folds[fold].prior_logit for fold in folds])
@@ -163,13 +166,15 @@ class Networks:
         def note(fold: int, _head: nn.Module, args: tuple[Tensor]) -> None:
             features = args[0].detach().float()  # (B, F), (B, T, F) or (B, F, ...)
             features = features.mean(1) if features.ndim == 3 else features
-            given[fold] = (features.flatten(2).mean(2) if features.ndim > 3 else features).cpu()
+            features = features.flatten(2).mean(2) if features.ndim > 3 else features
+            given[fold] = features.cpu()
 
         def compute(start: int, size: int) -> Tensor:
             some = flat[start : start + size]
             given.clear()
             with self._precision.autocast():
-                outputs = self._outputs(networks.values(), filled_up(some, size).to(device))
+                batch = filled_up(some, size).to(device)
+                outputs = self._outputs(networks.values(), batch)
             for fold, rows in given.items():  # empty where the inputs are not needed
                 if inputs is not None and len(rows) == size:
                     inputs.setdefault(fold, []).append(rows[: len(some)])
@@ -177,8 +182,10 @@ class Networks:
 
         with torch.inference_mode(), deterministic_algorithms(device), ExitStack() as stack:
             for fold, network in networks.items() if inputs is not None else ():
-                stack.callback(head_of(network).register_forward_pre_hook(partial(note, fold)).remove)
-            logits = list(in_batches(len(flat), clips_in_a_pass(device, self.batch_size), device, compute))
+                hook = head_of(network).register_forward_pre_hook(partial(note, fold))
+                stack.callback(hook.remove)
+            batch_size = clips_in_a_pass(device, self.batch_size)
+            logits = list(in_batches(len(flat), batch_size, device, compute))
         return np.asarray(torch.cat(logits).numpy())
 
     def forensic_logit(self, fold: int, features: Mapping[str, float]) -> float:
@@ -356,7 +363,8 @@ def score_clips(
     positions = list(files)
     shape = networks.store.shape
     number = networks.config.clips_per_video
-    videos = np.empty((len(files), number, shape[0] // number, *shape[1:]), np.uint8)
+    frames_per_clip = shape[0] // number
+    videos = np.empty((len(files), number, frames_per_clip, *shape[1:]), np.uint8)
     for video, position in zip(videos, positions, strict=True):
         load_clip_file(clips[position], video.reshape(shape), shape)
         clips[position].unlink()
@@ -365,10 +373,12 @@ def score_clips(
     for folds in sorted({file.folds for file, _ in files.values()}):
         rows = [row for row, position in enumerate(positions) if files[position][0].folds == folds]
         heads = dict[int, list[Features]]() if features else None
-        for row, logits in zip(rows, networks.logits(folds, videos[rows], heads).tolist(), strict=True):
+        of_rows = networks.logits(folds, videos[rows], heads).tolist()
+        for row, logits in zip(rows, of_rows, strict=True):
             _, decoded = files[positions[row]]
             for fold, logit in zip(folds, logits, strict=True):
-                scores[row].logits[fold] = logit + networks.forensic_logit(fold, decoded.forensic)
+                forensic_logit = networks.forensic_logit(fold, decoded.forensic)
+                scores[row].logits[fold] = logit + forensic_logit
         for fold, (part,) in (heads or {}).items():
             for row, head in zip(rows, part, strict=True):
                 scores[row].features[fold] = head

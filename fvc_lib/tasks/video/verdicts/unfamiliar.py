@@ -79,7 +79,9 @@ class TrainingRanges(Strict):
         numbers = _numbers(facts)
         for name, (low, high) in self.ranges.items():
             value = numbers[name]
-            if value is not None and not low * (1 - _SLACK) <= value <= high * (1 + _SLACK):
+            least = low * (1 - _SLACK)
+            most = high * (1 + _SLACK)
+            if value is not None and not least <= value <= most:
                 odd.append(f"{name} {value:,.4g} (the run's videos: {low:,.4g} to {high:,.4g})")
         return [f"Unfamiliar: {'; '.join(odd)}."] if odd else []
 
@@ -102,7 +104,8 @@ def training_ranges(index: pl.DataFrame) -> TrainingRanges:
     """
     videos = list(index.iter_rows(named=True))
     ranges = dict[str, list[float]]()
-    numbers = pl.DataFrame([_numbers(video) for video in videos], infer_schema_length=None).cast(pl.Float64)
+    rows = [_numbers(video) for video in videos]
+    numbers = pl.DataFrame(rows, infer_schema_length=None).cast(pl.Float64)
     for name, values in numbers.to_dict().items():
         low, high = values.quantile(0.01, "lower"), values.quantile(0.99, "higher")
         if low is not None and high is not None:
@@ -204,8 +207,10 @@ class Neighbours:
             ignored: bool (M, N), True for neighbours that do not count. A video with fewer neighbours than ``_NEAREST``
                 has the mean distance to them all; without neighbours the distance is infinite.
         """
-        distances = np.where(ignored, np.inf, torch.cdist(self._scaled(new), self._rows).numpy())
-        nearest = np.ma.masked_invalid(np.sort(distances, axis=1)[:, :_NEAREST])
+        to_all = torch.cdist(self._scaled(new), self._rows).numpy()
+        distances = np.where(ignored, np.inf, to_all)
+        ascending = np.sort(distances, axis=1)
+        nearest = np.ma.masked_invalid(ascending[:, :_NEAREST])
         return np.asarray(nearest.mean(1).filled(np.inf))
 
 
@@ -241,7 +246,8 @@ class FeatureDistance:
             is_same = groups[:, None] == groups
             num_same = (groups[:, None] == all_groups).sum(1)
             videos = Neighbours(self.features[fold])
-            found[fold] = videos, videos.distances(self.features[fold], is_same), 1 / num_same
+            distances = videos.distances(self.features[fold], is_same)
+            found[fold] = videos, distances, 1 / num_same
         return found
 
     def quantiles(self, features: Mapping[int, Features]) -> Floats:
@@ -263,7 +269,8 @@ class FeatureDistance:
     @cached_property
     def digest(self) -> str:
         """SHA-256 digest of the stored features and groups."""
-        return sha256_of_json({name: sha256(of.tobytes()).hexdigest() for name, of in sorted(self.arrays().items())})
+        arrays = sorted(self.arrays().items())
+        return sha256_of_json({name: sha256(of.tobytes()).hexdigest() for name, of in arrays})
 
     def reasons(self, quantile: float) -> tuple[str, ...]:
         """Return a tuple with one sentence if a video is unfamiliar, else an empty tuple.
@@ -308,8 +315,9 @@ class FeatureDistance:
         features = {fold: arrays[f"fold_{fold}"] for fold in sorted(folds)}
         groups = {fold: arrays[f"groups_{fold}"] for fold in features}
         for fold, rows in features.items():
-            is_table = rows.ndim == 2 and rows.dtype == np.float32 and groups[fold].shape == rows.shape[:1]
-            if not is_table or not np.isfinite(rows).all():
+            is_table = rows.ndim == 2 and rows.dtype == np.float32
+            has_groups = groups[fold].shape == rows.shape[:1]
+            if not is_table or not has_groups or not np.isfinite(rows).all():
                 raise ValueError(f"fold {fold}: wanted finite float32 (N, F) and groups (N,)")
         return cls(features, groups)
 
@@ -333,8 +341,10 @@ def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | Non
     tested = known.tested
     if FINAL in networks.judges:
         tested = tested.drop_nulls("final_logit").with_columns(fold=pl.lit(FINAL, pl.Int64))
-    sizes = tested.group_by("group_id").len().sort("group_id").sample(fraction=1.0, shuffle=True, seed=0)
-    taken = sizes.filter(pl.col("len").cum_sum() <= MOST_VIDEOS)["group_id"].to_list()
+    sizes = tested.group_by("group_id").len().sort("group_id")
+    shuffled = sizes.sample(fraction=1.0, shuffle=True, seed=0)
+    fits = pl.col("len").cum_sum() <= MOST_VIDEOS
+    taken = shuffled.filter(fits)["group_id"].to_list()
     tested = tested.filter(pl.col("group_id").is_in(taken)).sort("fold", "video_id")
     there = networks.sees_frames and all(networks.store.has(video_id, 0) for video_id in tested["video_id"])
     if not tested.height or not there:
@@ -349,7 +359,8 @@ def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | Non
         stored = EmbeddedClips(
             with_features(networks.store, made, config, device, begin=0.0, stop=lambda: False), config
         )
-    numbered = tested.with_columns(number=pl.col("group_id").rank("dense").cast(pl.Int64) - 1)
+    number = pl.col("group_id").rank("dense").cast(pl.Int64) - 1
+    numbered = tested.with_columns(number=number)
     for (fold,), rows in numbered.partition_by("fold", as_dict=True, maintain_order=True).items():
         video_ids = rows["video_id"].to_list()
         if stored is None:
@@ -377,6 +388,8 @@ def _features_of(networks: Networks, fold: int, video_ids: Sequence[str]) -> Fea
     rows = dict[int, list[Features]]()
     for video_id in video_ids:
         frames = np.array(store.read(video_id, 0))
-        shape = (1, config.clips_per_video, len(frames) // config.clips_per_video, *frames.shape[1:])
+        frames_per_clip = len(frames) // config.clips_per_video
+        shape = (1, config.clips_per_video, frames_per_clip, *frames.shape[1:])
         networks.logits((fold,), frames.reshape(shape), rows)
-    return np.concatenate(rows.get(fold, [np.empty((0, 0), np.float32)]))
+    no_rows = [np.empty((0, 0), np.float32)]
+    return np.concatenate(rows.get(fold, no_rows))

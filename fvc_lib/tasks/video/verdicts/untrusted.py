@@ -115,7 +115,8 @@ def _forensic(item: dict[str, Any], path: Path, sample: Sample | None = None) ->
         columns = measure_video(path, families, sample).values() if families else ()
     except FamilyError as error:
         raise VideoError(path, str(error), "Mend the family, or leave the file out.") from error
-    return {"forensic": {name: value for values in columns for name, value in values.items() if math.isfinite(value)}}
+    known = {name: value for values in columns for name, value in values.items() if math.isfinite(value)}
+    return {"forensic": known}
 
 
 # --- The signed manifest
