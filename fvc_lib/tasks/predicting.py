@@ -243,14 +243,12 @@ class Predictor(ABC):
         kind: kind of the files, such as ``video``.
         file_word: the word for one file, for messages.
         columns: names and types of the answer's columns.
-        notes: sentences on the limits of the answers.
         cautions: sentences on code or decoding that differs from the run's.
     """
 
     kind: ClassVar[Kind] = "video"
     file_word: ClassVar[str] = "video"
     columns: Mapping[str, pl.DataType]
-    notes: Sequence[str] = ()
     cautions: tuple[str, ...] = ()
 
     def __init__(self, name: str, config: RunConfig, trained: Mapping[str, Trained], standing: Standing) -> None:
@@ -302,6 +300,7 @@ class OneNetwork(Predictor):
         files_of_run: schema of the run's table of files, with at least the columns ``content_sha256 part``; a file may
             have several rows. The schema's name is the name of the table.
         parts: content of further files that affect an answer, such as labels, as a JSON value; enters ``identity``.
+        notes: sentences on the limits of the answers.
     """
 
     files_of_run: ClassVar[TableSchema]
@@ -310,6 +309,7 @@ class OneNetwork(Predictor):
     def __init__(self, trained: Trained) -> None:
         super().__init__(trained.name, trained.config, {"network": trained}, trained.standing)
         self.known = trained.known
+        self.notes = ["Files of the run are known again by their content alone: an altered copy of one is not."]
 
     @classmethod
     def of_run(cls, paths: RunPaths, standing: Standing, *, final: bool = False) -> Self:

@@ -48,7 +48,6 @@ class ImagePredictor(OneNetwork):
         super().__init__(trained)
         self.labels, self.parts = labels, asdict(labels)
         self.network = self._build(partial(image_model, self.config, labels))
-        self.notes = ["Files of the run are known again by their content alone: an altered copy of one is not."]
         if labels.classes:
             always = "known classes is always named, also of a picture that shows none of them."
             self.notes = [_calibration(labels), f"One of {len(labels.classes):,} {always}", *self.notes]

@@ -527,6 +527,5 @@ def probe(trunk: Any, config: RunConfig, path: Path, weights: Mapping[str, Tenso
     Raises:
         UsageError: an array is missing or does not fit the others.
     """
-    size = getattr(trunk, "frame_feature_size", None) or trunk.num_features
-    sizes = {_FRAMES if config.of_features == "both" else "": size}
+    sizes = {_FRAMES if config.of_features == "both" else "": trunk.frame_feature_size}
     return Detector(trunk, _Fitted(config, arrays_of(path, weights, config, sizes)))

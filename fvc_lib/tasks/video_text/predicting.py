@@ -43,7 +43,6 @@ class VideoTextPredictor(OneNetwork):
         self.parts = [tokenizer.fingerprint, self._texts]
         network: Any = self._build(lambda: VideoTextNetwork(self.config, tokenizer.vocabulary_size))
         self._network, self.columns = network, dict[str, pl.DataType]()
-        self.notes = ["Files of the run are known again by their content alone: an altered copy of one is not."]
         if network.captions is not None:
             self.columns["caption"] = pl.String()
             self.notes.append("A caption is made of the words of the training texts, and is written for every video.")
