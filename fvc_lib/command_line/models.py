@@ -49,7 +49,7 @@ def find_model(runs_dir: str | Path, name: str) -> Path:
 def load_detector(path: str | Path, *, allow_code: bool = False, final: bool = False) -> "Predictor":
     """Return the predictor of a bundle, a finished run or an ensemble, of any task.
 
-    Its method ``findings`` answers for files. Python code calls ``fvc_lib.load_detector``, which returns tables.
+    Its method ``findings`` answers for files. The ``load_detector`` of ``fvc_lib.public`` returns tables.
 
     Args:
         path: path of the bundle, run or ensemble, or ``models:/NAME@ALIAS`` of MLflow's registry.
