@@ -5,6 +5,7 @@ is a dictionary of arrays, saved as safetensors like the weights of a network. T
 stored in the libraries' text formats, as arrays of bytes. No file is unpickled.
 """
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -222,9 +223,15 @@ def _boosting_logits(arrays: Arrays, values: Values) -> Values:
     return logits
 
 
-def _fit_xgboost(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
-    import xgboost  # of the extra ``detectors``; the start of a run refuses a model whose packages are missing
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(f"{name} is not installed ({error}). pip install 'fvc_lib[detectors]'") from error
 
+
+def _fit_xgboost(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
+    xgboost = _package("xgboost")
     parameters = {
         "objective": "binary:logistic", "eta": _RATE, "tree_method": "hist", "grow_policy": "lossguide",
         "max_leaves": int(settings["leaves"]), "max_depth": 0, "lambda": 1.0, "seed": 0, "nthread": 1,
@@ -236,16 +243,14 @@ def _fit_xgboost(values: Values, labels: Labels, weights: Values, settings: Sett
 
 
 def _xgboost_logits(arrays: Arrays, values: Values) -> Values:
-    import xgboost
-
+    xgboost = _package("xgboost")
     booster = xgboost.Booster({"nthread": 1})
     booster.load_model(bytearray(arrays["json"].tobytes()))
     return np.asarray(booster.predict(xgboost.DMatrix(values), output_margin=True), np.float64)
 
 
 def _fit_lightgbm(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
-    import lightgbm
-
+    lightgbm = _package("lightgbm")
     parameters = {
         "objective": "binary", "learning_rate": _RATE, "num_leaves": int(settings["leaves"]), "lambda_l2": 1.0,
         "min_data_in_leaf": _smallest_leaf(len(labels)), "seed": 0, "num_threads": 1, "verbose": -1,
@@ -257,8 +262,7 @@ def _fit_lightgbm(values: Values, labels: Labels, weights: Values, settings: Set
 
 
 def _lightgbm_logits(arrays: Arrays, values: Values) -> Values:
-    import lightgbm
-
+    lightgbm = _package("lightgbm")
     booster = lightgbm.Booster(model_str=arrays["text"].tobytes().decode())
     return np.asarray(booster.predict(values, raw_score=True, num_threads=1), np.float64)
 
