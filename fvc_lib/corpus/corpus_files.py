@@ -45,7 +45,7 @@ class Refusal:
 class Entry:
     """One labelled file of a corpus, or one row of its label table.
 
-    All texts are table text (``atomic_files.path_to_text``).
+    Texts are escaped as in tables (``atomic_files.path_to_text``).
     """
 
     path: str  # relative to the corpus root, with '/'

@@ -50,7 +50,7 @@ from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, check_table
 
 @dataclass(frozen=True, slots=True)
 class ListedImage:
-    """One image of a corpus. All texts are table text (``atomic_files.path_to_text``)."""
+    """One image of a corpus. Texts are escaped as in tables (``atomic_files.path_to_text``)."""
 
     path: str  # relative to the corpus root, with '/'
     class_label: str | None = None

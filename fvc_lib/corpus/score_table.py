@@ -174,7 +174,9 @@ def _cells(table: LabelTable) -> pl.DataFrame:
 
 
 def _where(name: str, cells: pl.DataFrame, where: Mapping[str, str], notes: list[str]) -> pl.DataFrame:
-    """Return the rows that have the values of ``where`` in its columns; ``notes`` receives a sentence with the count.
+    """Return the rows of ``cells`` in which each column named in ``where`` has the value given there.
+
+    A sentence with the number of rows returned is added to ``notes``. ``name`` names the table in error messages.
 
     Raises:
         UsageError: there is no such column, or no row with all these values.
@@ -391,9 +393,11 @@ def with_corpus(
 
 
 def _found(videos: pl.DataFrame, index: pl.DataFrame, duplicates: Mapping[str, str]) -> pl.DataFrame:
-    """Return the rows of ``index`` that match ``videos``, in the order of ``videos`` and with their ``video_id``.
+    """Return the rows of ``index`` that match ``videos``, with the order and the ids of ``videos``.
 
-    Videos that match no row or several rows are left out. For the rule and ``duplicates`` see ``with_corpus``.
+    Videos that match no row or several rows are left out. ``with_corpus`` describes how names are
+    matched. ``duplicates`` maps the path of a file that ``index`` leaves out to the path there of the file
+    of equal content.
     """
     known = index.with_row_index("place").select("place", "path", "video_id", "source_id", of_corpus="label")
     copies = pl.DataFrame(list(duplicates.items()), schema={"name": pl.String, "path": pl.String}, orient="row")

@@ -1,6 +1,7 @@
 """``probe:TRUNK``: logistic regressions on the activations of a frozen network, and on forensic features.
 
-A view is a kind of features. Each view of ``RunConfig.views`` has a logistic regression of its own:
+A view is a kind of features. Each view of ``RunConfig.views`` has a logistic regression of its own, which
+``tasks.video.classical`` fits:
 
 * ``frames``: features of the trunk, any registered network with published weights. A frame is described by the trunk's
   output, and by the mean and standard deviation over the picture of every channel at several depths (the ends of

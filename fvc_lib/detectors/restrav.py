@@ -39,9 +39,11 @@ class PathTrunk(Trunk):
         self.normalised, self.notes = trunk.normalised, trunk.notes
 
     def encode(self, clips: Tensor) -> Tensor:
-        """Return the numbers (B, 21) of normalised clips, float (B, T, 3, H, W).
+        """Return 21 features of each clip, float (B, 21), from normalised clips, float (B, T, 3, H, W).
 
-        The points of a path are all tokens of a transformer, or the output of another trunk.
+        The T frames of a clip are points in the trunk's feature space, which form a path; ``path_numbers`` computes the
+        distances and angles along it. The point of a frame holds all output tokens of a transformer, or the feature
+        vector of another trunk.
         """
         trunk: Any = self.network
         pictures = clips.flatten(0, 1)
@@ -53,9 +55,9 @@ class PathTrunk(Trunk):
 
 
 def path_numbers(points: Tensor) -> Tensor:
-    """Return the 21 numbers on each of B paths, float (B, 21), of points (B, T, F); angles are in degrees.
+    """Return the 21 features of B paths, float (B, 21), from their points, float (B, T, F), with T at least 8.
 
-    T is at least 8.
+    They are distances between neighbouring points, and angles between neighbouring steps in degrees.
     """
     steps = points.diff(dim=1)
     distances = steps.norm(dim=2)

@@ -154,7 +154,10 @@ def torchvision_parts(network: Any) -> tuple[int, tuple[nn.Module, ...]]:
 
 
 def pytorchvideo_parts(network: Any) -> tuple[int, tuple[nn.Module, ...]]:
-    """Replace the class layer of ``network`` by pooling, in place; return as ``torchvision_parts``."""
+    """Replace the class layer of ``network`` by pooling, in place.
+
+    Return the number of features and the blocks to recompute.
+    """
     for part in network.modules():
         if type(part).__name__ == "MultiPathWayWithFuse":
             part.inplace = False  # else a recomputed block would read its own output

@@ -195,7 +195,10 @@ class BatchTransaction:
         self.result = BatchGradients(agreed.loss, number, agreed.micro_batch)
 
     def loss(self, model: nn.Module, part: Batch) -> LossSum:
-        """Return the task's loss of one of the ``parts``; NaN, after which ``step`` does nothing, if memory ran out."""
+        """Return the task's loss of ``part``, one of the ``parts`` of the batch, as a sum over its samples.
+
+        If memory runs out, return NaN. The next call of ``step`` then adds no gradients, and smaller parts follow.
+        """
         found, failure = attempt(partial(self._loss, model, part))
         self._failure = self._failure or failure
         return found or LossSum(torch.tensor(math.nan), torch.tensor(math.nan))
@@ -362,7 +365,11 @@ class BatchTransaction:
             return outputs, self._task.loss(outputs, part)
 
     def _at(self, work: _Work, start: int, part: Batch) -> Batch:
-        """Return ``part`` on the device, after dropout was set to the masks of its samples."""
+        """Move ``part`` to the device, and make dropout draw the masks of the samples in it.
+
+        Each sample has its own dropout masks, however the batch is split. ``start`` is the position of the part's first
+        sample in the batch ``work``.
+        """
         self._where = "forward"
         is_split = len(part) < work.num_samples
         self._dropout.of(Samples(work.first_sample + start, len(part), work.draws, is_split))

@@ -226,7 +226,7 @@ def line_of_other_code(run: RunPaths, finished: Iterable[Task]) -> str:
     """Return a line of text that names the trainings whose library code has changed since they finished.
 
     The line also has the names of the changed functions, and the command that repeats these trainings. It is empty if
-    no code has changed. Of ``finished``, only tasks that train count.
+    no code has changed. Tasks of ``finished`` that train nothing are ignored.
     """
     changed: dict[str, set[str]] = {}
     for task in finished:

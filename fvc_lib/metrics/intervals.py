@@ -187,7 +187,7 @@ def interval_ends(
         values: float64 (M,), the values on all groups.
         replicates: float64 (M, B), the values in half-samples; NaN values are ignored.
         bounds: (M, 2) or (2,), the least and the largest possible value; infinite where there is none.
-        groups: numbers of the groups that the half-samples were drawn from.
+        groups: how many groups, per class and in total, the half-samples were drawn from.
         confidence: coverage in (0, 1).
         is_distance: bool (M,), whether a value is a mean of absolute values. Noise makes such a value larger, by a bias
             that falls only with the root of the number of groups. The lower end allows for this bias.

@@ -407,7 +407,7 @@ class RunConfig(BaseModel):
 
     @property
     def recipe(self) -> str:
-        """Return the name of the rule by which ``video.reencode`` re-encodes every video first; empty: none."""
+        """Return the name of the recipe for re-encoding every video before it is decoded; empty: no re-encoding."""
         rescaling = f"rescale_{self.rescale}_at_{RESCALE_RATE}" if self.rescale else ""
         return "_".join(filter(None, ("canonical" if self.canonical else "", rescaling)))
 

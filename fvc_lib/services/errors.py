@@ -44,7 +44,10 @@ class StoppedError(BaseException):
 
 
 def command_text(*arguments: object) -> str:
-    """Return the shell command ``fvc ARGUMENTS`` or ``python run_notebooks.py ARGUMENTS``, quoted."""
+    """Return a shell command that runs this program with ``arguments``, each quoted for the shell.
+
+    It begins with ``fvc`` or ``python run_notebooks.py``, as the running program was started.
+    """
     return shlex.join([*program(), *map(str, arguments)])
 
 

@@ -2,7 +2,8 @@
 
 A group holds videos that belong together, such as copies; a clean split keeps groups whole. Overlaps are counted from
 the facts of each file: content, source, stated group and perceptual hash. ``group_id`` alone would not show a fault in
-the grouping itself.
+the grouping itself. A group that is divided between folds is refused earlier, by ``check_folds`` of ``corpus.folds``;
+an overlap found here ends notebook 05.
 
 A split by row (videos assigned to folds without regard to their groups) trains on copies of its test videos. The AUC
 that it would have claimed is computed from the predictions; no network is trained. If a video's group is also in the

@@ -139,11 +139,11 @@ def _pairs_panel(selection: Selection) -> Shown:
 def detectors_figure(audit: Audit) -> go.Figure:
     """Return a figure of the ROC AUC of every detector, and of the controls (simple predictors), with intervals.
 
-    The point of a detector is hollow if it is not shown to be above its controls. The point of a control is hollow if
-    its training and test videos share groups.
+    The marker of a detector is hollow unless the data show that the detector is better than its controls. The marker of
+    a control is hollow if its training and test videos share groups.
 
-    Each control is drawn once. Its value is the one that was compared with the first detector, the one with the highest
-    ROC AUC.
+    A control can have several values, one for each detector, because detectors may have scored different videos. The
+    figure has the value for the detector with the highest ROC AUC.
     """
     first = audit.detectors[0]
     rows = []

@@ -1,4 +1,4 @@
-"""Execute one task: run its notebook, watch the kernel, find out how it ended, and write its record.
+"""Execute one task: run its notebook, watch the kernel, find out how it ended, write its record, and advise the user.
 
 A task is one notebook of a run, or one fold of it. The record is the executed notebook. If a cell fails, the task's
 exit code is the attribute ``exit_code`` of the exception, or 1 if there is none. If the kernel dies, the exit code is

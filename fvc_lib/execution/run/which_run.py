@@ -2,7 +2,8 @@
 
 Parameters that decide a run's results never change. A fork is a new run with other values of such parameters. It copies
 the finished stages that do not depend on the changed parameters; an unfinished training starts again. A notebook that a
-user opens works on the newest run, with the parameters of that run.
+user opens works on the newest run, with the parameters of that run. ``find_run`` of ``services.run_paths`` finds the
+run that a name, or ``latest``, means.
 """
 
 import shutil

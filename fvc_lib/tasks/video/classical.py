@@ -344,10 +344,11 @@ def fitted(
 ) -> Found:
     """Choose settings on inner folds of the rows ``train``, and fit the model to all of them.
 
-    A pseudo-fake (a real whose face was blended with itself) is in the inner fold of that real. Models are fitted to
-    pseudo-fakes, but the loss and the held-out logits leave them out.
+    A pseudo-fake (a real whose face was blended with itself) is in the inner fold of that real. Pseudo-fakes are
+    training rows, but the loss that chooses the settings, and the held-out logits, are computed without them.
 
-    The weights of several views are inversely proportional to the standard deviations of their held-out logits.
+    A model may have several views, which are kinds of features, each with a model of its own. Its logit is the weighted
+    mean of their logits. The weights are inversely proportional to the standard deviations of the held-out logits.
 
     Raises:
         StoppedError: ``stop`` returned True between two candidates.

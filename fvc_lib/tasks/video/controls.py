@@ -538,13 +538,14 @@ def possible_floor(
 
 
 def control_scores(due: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame | None:
-    """Return ``due`` with the real-source control's ``score`` and a ``threshold`` of 0.5.
+    """Return ``due`` with the columns ``score``, of the real-source control, and ``threshold``, which is 0.5.
 
-    The result is None unless every video has a score from a control that was trained on the same two sources.
+    The real-source control is a model that learns which of two sources a real video comes from. The result is None
+    unless each video has a score from a control whose training had the sources of ``due``.
 
     Args:
-        due: the videos that the control tests, labelled by source (``possible_floor``).
-        predictions: PREDICTIONS schema.
+        due: FOLDS schema, with the source as label: the videos that the control must score (``possible_floor``).
+        predictions: PREDICTIONS schema; its column ``source_score`` has the control's scores.
     """
     scores = predictions.select("video_id", "fold", "source_label", score="source_score")
     keys = ["video_id", "fold", "source_label"]

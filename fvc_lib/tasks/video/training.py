@@ -94,7 +94,8 @@ def train_fold(
     Reads ``tables/folds.parquet`` and the clips. Writes ``checkpoints/fold_K`` and
     ``tables/predictions_fold_K.parquet``. For a finished fold, the stored outcome is returned without training.
 
-    Without a fold, train one model on all groups (``train_final``). It is not tested and has no controls. Writes
+    Without a fold, train one model on all groups (``train_final``). It is not tested, and none of its control
+    models (such as one that learns shuffled labels) is trained. Writes
     ``checkpoints/04b_final_training`` and ``tables/final_validation.parquet``.
 
     Raises:

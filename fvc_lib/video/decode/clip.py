@@ -1,7 +1,7 @@
 """Decode a few frames of a video, chosen by their index in presentation order (the order in which they are shown).
 
 ``decoding.py`` decides which packets to decode. Only the wanted frames, and frames that the decoder needs, are in
-memory.
+memory. ``views.py`` has the other ways to choose frames and windows.
 """
 
 from collections.abc import Callable

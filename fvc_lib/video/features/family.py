@@ -188,8 +188,8 @@ def ratio(numerator: Values, denominator: Values, is_known: npt.NDArray[np.bool_
 def tile_corners(height: int, width: int) -> IntArray:
     """Return the positions of a frame's N tiles, int64 (N, 2): top and left in pixels.
 
-    There are at most 3 x 3 tiles, spread evenly, without overlap. All coordinates are multiples of 8. A frame smaller
-    than a tile has no tiles.
+    There are at most 3 x 3 square tiles of side ``TILE``, spread evenly, without overlap. All coordinates are multiples
+    of 8. A frame smaller than a tile has no tiles.
     """
     rows, columns = (_spread(size, min(_ACROSS, size // TILE)) for size in (height, width))
     return np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2)

@@ -296,7 +296,11 @@ class FeatureDistance:
         )
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays to store in a file: ``fold_K`` (features) and ``groups_K`` for each fold K."""
+        """Return the arrays to store in a file, two for each fold K.
+
+        They are ``fold_K``, float32 (N, F), the features of the fold's N videos by the fold's network, and
+        ``groups_K``, int64 (N,), the group of each video.
+        """
         named: dict[str, npt.NDArray[Any]] = {f"fold_{fold}": rows for fold, rows in self.features.items()}
         return named | {f"groups_{fold}": groups for fold, groups in self.groups.items()}
 

@@ -100,12 +100,26 @@ def look(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def original(item: dict[str, Any]) -> dict[str, Any]:
-    """Decode a video as ``make_original`` does, and measure its forensic features, as ``look`` returns them."""
+    """Decode the video ``item["source"]`` into a clip file, and measure its forensic features.
+
+    Args:
+        item: the argument of ``make_original``, with ``families``, the names of the families of features.
+
+    Returns:
+        The result of ``make_original``, with ``forensic``: the finite features by column.
+    """
     return make_original(item, partial(_forensic, item))
 
 
 def windows(item: dict[str, Any]) -> dict[str, Any]:
-    """Decode a video as ``make_windows`` does, and measure its forensic features, as ``look`` returns them."""
+    """Decode the video ``item["source"]`` into a file of windows, and measure its forensic features.
+
+    Args:
+        item: the argument of ``make_windows``, with ``families``, the names of the families of features.
+
+    Returns:
+        The result of ``make_windows``, with ``forensic``: the finite features by column.
+    """
     return make_windows(item, partial(_forensic, item))
 
 
