@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import load_detector
 from fvc_lib.detectors.network import weights_path
+from fvc_lib.public import Detector
 from fvc_lib.services.checkpoint_files import weights_digest, write_weights_with_digest
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.records.digests import write_document
@@ -90,12 +91,14 @@ def test_a_bundle_scores_as_its_run_to_the_bit_without_the_run_and_the_corpus(ru
     assert by_bundle.pop(str(near)).no_prediction[0].startswith("A near-duplicate of a video of the run")
     assert "video00005" in by_run.pop(str(near)).no_prediction[0]
     assert by_bundle == by_run
-    first, missing, known, broken = (detector.row(path, by_bundle[str(path)]) for path in asked[:4])
-    assert 0 <= first.values["low"] < first.score < first.values["high"] <= 1
-    assert "no such file" in missing.failure
-    assert broken.failure
-    assert (first.part, known.part) == ("", "test")
-    assert known.score == known.values["low"] == known.values["high"]
+    assert [found.path for found in by_bundle.values() if found.is_known] == [str(video)]
+    first, missing, known, broken = Detector(detector).predict(asked[:4]).rows(named=True)
+    assert 0 <= first["score_low"] < first["score"] < first["score_high"] <= 1
+    assert "no such file" in missing["failure"]
+    assert broken["failure"]
+    stored = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in (0, 1)])
+    assert known["score"] in stored["score"].to_list()  # one network tested it: no range
+    assert (known["score_low"], known["score_high"]) == (None, None)
 
 
 def test_tables_of_a_bundle_are_the_run_without_paths_and_names(run, bundle):
