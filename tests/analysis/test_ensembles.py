@@ -136,14 +136,14 @@ def test_a_comparison_lists_an_ensemble_beside_its_runs_with_the_costs_of_all_it
         measure_costs=lambda parts: [{"num_parameters": 10 + len(part.model)} for part in parts],
     )
     assert found.left_out == ()
-    assert [each.name for each in found.detectors] == ["frame_cnn", "r2plus1d_small", ensemble_text(ensemble.folder)]
-    assert [each.cost["num_parameters"] for each in found.detectors] == [19, 24, 19 + 19 + 24]
-    whole = found.detectors[2]
-    assert whole.models == ("frame_cnn", "r2plus1d_small")
+    whole = ensemble_text(ensemble.folder)
+    assert list(found.runs) == ["frame_cnn", "r2plus1d_small", whole]
+    assert [cost["num_parameters"] for cost in found.costs.values()] == [19, 24, 19 + 19 + 24]
+    assert {part.model for part in found.runs[whole][0].parts} == {"frame_cnn", "r2plus1d_small"}
     stored = read_table(ensemble.folder.results, tables.RESULTS)
     value = stored.filter(source="model", scope="all", metric="roc_auc")["value"][0]
-    assert whole.intervals["roc_auc"].value == pytest.approx(value)
-    assert found.detectors[-1].runs[-1].name == "ensemble_mean_1"
+    assert found.metrics["roc_auc"].values[whole].value == pytest.approx(value)
+    assert found.runs[whole][-1].name == "ensemble_mean_1"
 
 
 @pytest.mark.slow

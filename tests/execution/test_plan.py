@@ -51,7 +51,8 @@ def test_a_forced_stage_counts_as_not_finished_and_what_depends_on_it_follows(fi
     assert read_status(run).stages["two"].state == "done"
     assert (run.root / "superseded" / "1" / "tables" / "two.txt").is_file()
     project.execute(run, project.plan(run, force=(two,)))
-    assert [path.relative_to(run.superseded).parts[0] for path in run.superseded.glob("*/tables/two.txt")] == ["1", "3"]
+    copies = run.superseded.glob("*/tables/two.txt")
+    assert sorted(path.relative_to(run.superseded).parts[0] for path in copies) == ["1", "3"]
     assert [read_status(run).stages[name].attempts for name in ("one", "two")] == [2, 3]
 
 
