@@ -288,7 +288,7 @@ def test_a_fetched_bundle_is_whole_or_refused(here, store, tmp_path):
     weights = folder / "model" / "fold_0.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(UsageError, match=r"fold_0.safetensors' is damaged"):
+    with pytest.raises(UsageError, match=r"fold_0.safetensors' is missing, damaged or foreign"):
         load_detector("models:/news@champion")
     shutil.rmtree(folder)
     with connected(store) as client:
