@@ -143,7 +143,9 @@ def near(found: Any, wanted: Any, tolerance: float) -> bool:
     if isinstance(wanted[0], str) and len(wanted) > 1 and isinstance(wanted[1], int):  # digest, count and maybe a sum
         if len(found) != len(wanted) or found[1] != wanted[1]:
             return False
-        return len(wanted) < 3 or abs(found[2] - wanted[2]) <= tolerance * max(1.0, abs(wanted[2]), wanted[1])
+        if len(wanted) < 3 or found[2] == wanted[2]:  # also where both are infinite
+            return True
+        return abs(found[2] - wanted[2]) <= tolerance * max(1.0, abs(wanted[2]), wanted[1])
     pairs = zip(found, wanted, strict=True)
     return all(one == other or abs(float(one) - float(other)) <= tolerance for one, other in pairs)
 
