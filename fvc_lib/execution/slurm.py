@@ -15,9 +15,9 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fvc_lib.execution.plan import all_needed
 from fvc_lib.execution.stages import Task
@@ -93,6 +93,15 @@ class Site(BaseModel):
         days, _, clock = self.time.rpartition("-")
         hours, minutes, seconds = map(int, clock.split(":"))
         return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+    @model_validator(mode="after")
+    def _time_is_longer_than_the_warning(self) -> Self:
+        if self.seconds <= self.signal_seconds:
+            raise ValueError(
+                f"TIME={self.time} is not longer than SIGNAL_SECONDS={self.signal_seconds}: a job would requeue itself "
+                "for ever. Give more time, or a later signal"
+            )
+        return self
 
 
 def read_site(path: Path | None = None) -> Site:

@@ -50,6 +50,7 @@ def test_bash_and_python_read_the_same(tmp_path):
         ("CPUS=two\n", "CPUS"),
         ("TIME=tomorrow\n", "TIME"),
         ("TIME=240\n", "TIME"),
+        ("TIME=00:02:00\n", "SIGNAL_SECONDS"),
         ("MEMORY=4G\n", "MEMORY"),
         ("EXTRA='-C avx'\n", "EXTRA"),
         ("EXTRA='--comment=\"a'\n", "EXTRA"),
