@@ -1,7 +1,7 @@
 """FVC: learn to tell real videos from fake ones, and say honestly how well it can.
 
-``import fvc_lib as fvc`` gives the public functions, such as ``decode_clip`` and ``train``. ``dir(fvc)`` names them.
-They load at the first use; the stub file next to this one has their types.
+``import fvc_lib as fvc`` gives the public functions, such as ``decode_clip`` and ``train``. ``dir(fvc)`` lists their
+names. The functions are loaded at the first use. The stub file next to this one has their types.
 """
 
 from importlib import import_module
@@ -22,10 +22,11 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Return a public function or class; or an attribute of the papermill engine ``fvc``.
+    """Return the public function or class ``name``, which is imported at its first use.
 
-    papermill loads the entry points of all its engines when it is imported, and looks for these three names. This
-    module stands in for the engine, so that ``import papermill`` loads nothing of ours.
+    Three further names are attributes of FVC's engine for papermill. When papermill is imported, it loads the modules
+    of all its engines and looks for these names later. This module is registered as the engine's module, so that
+    ``import papermill`` loads no other module of FVC.
     """
     if name in _PUBLIC:
         return getattr(import_module(f"{__name__}.public"), name)

@@ -1,6 +1,7 @@
 """The public functions of FVC, for scripts and notebooks: ``import fvc_lib as fvc``.
 
-``fvc_lib`` offers every name of ``__all__`` and loads this module at the first use. All other modules may change.
+Every name in ``__all__`` can be imported from ``fvc_lib``, which loads this module at the first use. Only these names
+are stable; all other modules may change.
 """
 
 import sys
@@ -34,7 +35,7 @@ __all__ = [
 
 
 def decode_clip(path: AnyPath, num_frames: int = 8, size: int | None = None) -> "Clip":
-    """Decode frames that are spread evenly over a video. They equal the frames of a complete decoding.
+    """Decode frames that are spread evenly over a video. The frames equal those of a complete decoding.
 
     Args:
         path: a local video file.
@@ -147,16 +148,16 @@ def evaluate(
         scores: float (N,), higher for fake. Metrics of probabilities are given for scores in [0, 1] only.
         groups: (N,) of group ids; videos of one group are copies or belong together. None: every video counts as a
             group, and intervals are too narrow if there are copies.
-        threshold: a score of at least this value means fake.
+        threshold: a video with at least this score is called fake.
         confidence: coverage of the intervals, between 0 and 1.
-        seed: seed of the half-samples that the intervals come from.
+        seed: seed of the random half-samples from which the intervals are computed.
 
     Returns:
         A table with the columns ``metric value low high num_videos num_groups``. A value that is not defined, such as
         an AUC of one class, is null.
 
     Raises:
-        UsageError: arrays differ in length, or hold other values than these.
+        UsageError: arrays differ in length, or have a value that is not allowed.
 
     Examples:
         >>> found = fvc.evaluate([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8], groups=["a", "b", "c", "d"])
@@ -186,12 +187,12 @@ def evaluate(
 
 
 class Detector:
-    """A trained model that answers for new files; ``load_detector`` returns it.
+    """A trained model that predicts on new files; ``load_detector`` returns it.
 
     Attributes:
         name: name of the run, ensemble or bundle.
         task: ``video``, ``image`` or ``video_text``.
-        worth: sentences on how the model compares with its controls.
+        worth: sentences on whether the model is better than its controls (models that can use only shortcuts).
     """
 
     def __init__(self, predictor: "Predictor") -> None:
@@ -200,16 +201,17 @@ class Detector:
         self.worth = tuple(predictor.standing.sentences)
 
     def predict(self, files: AnyPath | Sequence[AnyPath], *, error_rate: float = 0.1) -> pl.DataFrame:
-        """Return one row per file, in the order of ``files``. A bad file gives a row with its ``failure``.
+        """Return a table of predictions with one row per file, in the order of ``files``.
 
         For videos the columns are ``path``, ``score`` (calibrated probability of fake, mean over networks),
-        ``score_low`` and ``score_high`` (their range), ``verdict`` (``real``, ``fake`` or ``undecided``), ``reasons``
-        (list of sentences) and ``failure``. A model that is not shown to be above its controls decides nothing. Other
-        tasks have ``path``, their own columns, and ``failure``.
+        ``score_low`` and ``score_high`` (range over the networks), ``verdict`` (``real``, ``fake`` or ``undecided``),
+        ``reasons`` (list of sentences) and ``failure``. ``failure`` is the reason why a file could not be read, else
+        null. If the model is not shown to be above its controls (models that can use only shortcuts), no verdict is
+        ``real`` or ``fake``. For other tasks the columns are ``path``, columns of the task, and ``failure``.
 
         Args:
             files: one path or several.
-            error_rate: share of reals that may be called fake, and of fakes that may be called real.
+            error_rate: share of real videos that may be called fake, and of fake videos that may be called real.
 
         Raises:
             UsageError: the rate is not between 0 and 1.
@@ -249,7 +251,7 @@ def load_detector(path: AnyPath, *, allow_code: bool = False) -> Detector:
 
     Raises:
         UsageError: there is no such run or bundle, or the run is unfinished.
-        FvcError: a file of it is damaged.
+        FvcError: a file of the run or bundle is damaged.
 
     Examples:
         >>> detector = fvc.load_detector("latest")
@@ -312,13 +314,16 @@ class Run:
 
     @property
     def headline(self) -> tuple[str, ...]:
-        """Sentences at the head of the report: the verdict against the controls, then what limits it."""
+        """First sentences of the report: whether the model is above its controls, then the limits of this result.
+
+        Controls are models that can use only shortcuts, such as metadata.
+        """
         from fvc_lib.analysis.read.headline import run_headline
 
         return run_headline(RunPaths(self.path)).sentences
 
     def sql(self, query: str, **parameters: object) -> pl.DataFrame:
-        """Return the rows of a SELECT over the run's tables, for at most 60 s and 100,000 rows.
+        """Run a SQL query (SELECT) on the run's tables, and return its rows; at most 100,000 rows and 60 s.
 
         Args:
             query: SQL of DuckDB; ``dir(run.tables)`` names the tables.
@@ -338,10 +343,10 @@ class Run:
 
 
 def open_run(run: AnyPath = "latest") -> Run:
-    """Return a run for reading.
+    """Return a run on the disk, whose state, parameters and tables can then be read.
 
     Args:
-        run: ``latest``, a run id, a part of one, or a run folder.
+        run: ``latest``, a run id, a part of a run id, or a run folder.
 
     Raises:
         UsageError: there is no such run.
@@ -362,10 +367,11 @@ def list_runs() -> list[Run]:
 def train(corpus: AnyPath = "", **parameters: Any) -> Run:
     """Run the whole pipeline on a corpus, as the command line does, and return the finished run.
 
-    Progress is printed. It ends when the report is written.
+    Progress is printed. The function returns when the run's report is written.
 
     Args:
-        corpus: as for ``index``; empty: the sample corpus.
+        corpus: a folder with ``real/`` and ``fake/``, a manifest, a tar, or a pattern of tars, as for ``index``. Empty:
+            the built-in sample corpus.
         parameters: fields of the configuration, such as ``model="probe:efficientnet_lite0"`` or ``num_folds=5``.
 
     Raises:

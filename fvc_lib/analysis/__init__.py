@@ -1,1 +1,1 @@
-"""Analysis of finished and running runs: queries, figures, reports, dashboard and audit."""
+"""Analysis of runs, finished or still working: queries, figures, reports, dashboard and audit."""

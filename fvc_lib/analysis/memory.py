@@ -1,4 +1,4 @@
-"""The memory of a run: its peak, its growth over epochs, every out-of-memory, and the error of the prediction.
+"""The memory of a run: its peak, its growth over epochs, out-of-memory events, and the error of the predicted peak.
 
 Megabytes are 1e6 bytes. Terms:
 
@@ -149,6 +149,8 @@ def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
 def phase_peaks(usage: pl.DataFrame) -> pl.DataFrame:
     """Return the highest memory in MB of each phase and place, in the order in which the phases began.
 
+    A phase is a part of a stage, such as training. A place is main memory or an accelerator.
+
     Columns are ``run_id stage fold phase place num_samples used_mb budget_mb usage_percent seconds epoch``.
     ``num_samples`` counts the samples of the phase. The last four columns come from the row with the highest memory.
     ``usage`` is the outcome of ``memory_usage``.
@@ -166,7 +168,8 @@ def phase_peaks(usage: pl.DataFrame) -> pl.DataFrame:
 def epoch_medians(usage: pl.DataFrame) -> pl.DataFrame:
     """Return the median memory in MB of each training epoch, one row per epoch and place.
 
-    Columns are ``run_id stage fold attempt place phase epoch used_mb``. ``usage`` is the outcome of ``memory_usage``.
+    A place is main memory or an accelerator. Columns are ``run_id stage fold attempt place phase epoch used_mb``.
+    ``usage`` is the outcome of ``memory_usage``.
     """
     query = """
         SELECT run_id, stage, fold, attempt, place, phase, epoch, median(used_mb) AS used_mb
@@ -178,6 +181,9 @@ def epoch_medians(usage: pl.DataFrame) -> pl.DataFrame:
 
 def epoch_growth(usage: pl.DataFrame) -> pl.DataFrame:
     """Return the growth of memory over the epochs of each training, one row per training and place.
+
+    A place is main memory or an accelerator. The growth is the slope of a line that is fitted to the median memory of
+    the epochs.
 
     Columns are ``run_id stage fold attempt place phase num_epochs slope_mb level_mb verdict``. ``slope_mb`` is in MB
     per epoch, and ``level_mb`` is the value of the fitted line at epoch 0. ``verdict`` is "leak", "no leak" or "too few
@@ -200,7 +206,9 @@ Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def judged_growth(epochs: Numbers, used_mb: Numbers) -> tuple[int, float | None, float | None, str]:
-    """Fit a line to memory over epochs, and judge by ``LEAK_RULE`` whether it is a leak.
+    """Fit a line to memory over epochs, and decide whether memory leaks.
+
+    It leaks if the slope is large, steady and significant. ``LEAK_RULE`` states the exact rule.
 
     Args:
         epochs: float64 (n,), ascending numbers of epochs.

@@ -134,7 +134,7 @@ def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, s
 
 
 class RunExport:
-    """Export a run to MLflow, also in steps while it is working.
+    """Export of a run to MLflow, either at once or in steps while the run is working.
 
     The first step creates an MLflow run with the parameters. Later steps add the metric values that are new. The last
     step adds results and files, and removes earlier exports of the same run.
@@ -152,7 +152,7 @@ class RunExport:
         self._sent = set[tuple[str, int]]()
 
     def read(self) -> None:
-        """Read what the run has recorded so far.
+        """Read what the run has recorded so far into attributes of this object.
 
         The ``run_id`` in ``run.json`` identifies a run, so a renamed or copied folder counts as the same run.
         """
@@ -167,11 +167,13 @@ class RunExport:
         self.points = points_of(self.tables, self.ended)
 
     def update(self) -> None:
-        """Log what is new of the run: parameters, tags, and the points that were not logged yet.
+        """Log the run's parameters, its tags, and the metric values that were not logged yet.
+
+        The first call creates the MLflow run.
 
         Raises:
             UsageError: MLflow is not installed.
-            TrackingError: MLflow refused or cannot be reached. A later call logs what is missing.
+            TrackingError: MLflow refused or cannot be reached. A later call logs the missing values.
         """
         self.read()
         own_tags = {"fvc.run_id": self.run_id, RUN_KEY: sha256_of_json([self.experiment, self.run_id])}
@@ -197,10 +199,19 @@ class RunExport:
             self._sent.update(point[:2] for point in new)
 
     def finish(self, bundle: Path | None = None) -> list[str]:
-        """Log what is missing, and the model as a pyfunc model if there is a ``bundle``; errors as ``update``.
+        """Finish the export: log the remaining metric values, then the results and files of the run.
+
+        Earlier exports of the same run are deleted.
+
+        Args:
+            bundle: folder with the trained detector, which is logged as a pyfunc model. None: no model is logged.
 
         Returns:
             Lines for the terminal: the number of exported values, and notes on files that could not be read.
+
+        Raises:
+            UsageError: MLflow is not installed.
+            TrackingError: MLflow refused or cannot be reached.
         """
         self.update()
         run = self.run
@@ -228,7 +239,7 @@ class RunExport:
 
 
 def _log_model(client: Any, run_id: str, bundle: Path) -> None:
-    """Add the folder ``bundle`` to an MLflow run as a pyfunc model, the artifact ``model``."""
+    """Add the folder ``bundle`` to an MLflow run as a pyfunc model. Its artifact is called ``model``."""
     with tempfile.TemporaryDirectory(prefix="fvc_mlflow_") as folder:
         importlib.import_module("mlflow.pyfunc").save_model(
             f"{folder}/model", loader_module=__name__, data_path=str(bundle),
@@ -305,8 +316,9 @@ class _ServedBundle:
         self._detector = fvc_lib.load_detector(path)
 
     def predict(self, files: Any) -> list[dict[str, Any]]:
-        """Return a dict for each file, in the order of ``files``: for videos score, verdict, reasons and failure.
+        """Return one dict with the prediction for each file, in the order of ``files``.
 
+        For a video it holds the score, the verdict, the reasons for it, and why the file could not be read, if so.
         ``files`` are paths, or a table with a column ``path``.
         """
         return self._detector.predict(list(getattr(files, "path", files))).to_dicts()
@@ -318,10 +330,10 @@ def _load_pyfunc(path: str) -> _ServedBundle:
 
 
 def fetched_bundle(uri: str, *, tracking_uri: str, cache_dir: Path) -> Path:
-    """Return the folder of a registered bundle on this machine. It is downloaded only if the cache does not hold it.
+    """Return the local folder of a registered bundle, and download the bundle if the cache does not hold it.
 
-    An alias is resolved in every call, because it may point to another version by now. The files are checked (SHA-256)
-    when the bundle is loaded.
+    A bundle is a folder with a trained detector. An alias is resolved in every call, because it may point to another
+    version by now. The files are checked (SHA-256) when the bundle is loaded.
 
     Args:
         uri: address of the bundle in the model registry, ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``.

@@ -33,7 +33,7 @@ SOURCE_NAMES = {
 
 
 def with_commands(text: str) -> str:
-    """Return ``text`` as HTML, with the commands in it as code."""
+    """Return ``text`` as escaped HTML in which commands of this project, such as ``fvc ...``, stand in ``<code>``."""
     parts = [escape(part) for part in _COMMAND.split(text)]
     parts[1::2] = [f"<code>{command}</code>" for command in parts[1::2]]
     return "".join(parts)
@@ -103,7 +103,7 @@ def bytes_text(size_bytes: float | None) -> str:
 
 
 def megabytes_text(megabytes: float | None) -> str:
-    """Return text such as ``629 MB`` for a number of megabytes (1e6 bytes). From 1000 MB on, it is in GB."""
+    """Return a number of megabytes (1e6 bytes) as text, such as ``629 MB``. From 1000 MB on, the text is in GB."""
     return bytes_text(None if megabytes is None else megabytes * 1e6)
 
 
@@ -142,7 +142,10 @@ def clean_text(text: object) -> str:
 
 
 def plain_text(text: object) -> str:
-    """Return text of a plotly figure without HTML: line breaks stay, other tags and entities are resolved."""
+    """Return the text of a plotly figure as plain text.
+
+    ``<br>`` becomes a line break, other tags are removed, and entities such as ``&amp;`` become characters.
+    """
     return unescape(re.sub(r"<[^>]*>", "", str(text).replace("<br>", "\n")))
 
 

@@ -192,7 +192,7 @@ def report(context: click.Context, run: str, runs_dir: Path) -> None:
 @click.argument("name", required=False)
 @AS_JSON
 def detectors(name: str | None, as_json: bool) -> None:
-    """List the networks that -p model takes.
+    """List the networks that can be chosen with -p model.
 
     A row shows the number of parameters, the operations for a clip (GFLOPs), the input clip, whether weights come with
     the installation or are to be fetched, their licence, and the packages that are missing. With NAME, such as r3d_18
@@ -221,8 +221,8 @@ def features(family: str | None) -> None:
     """List the families of forensic features and their features; with FAMILY only this family.
 
     The list has the column, unit and meaning of every feature, and the paper of every family. Values of tiles (parts of
-    a frame) and frames are pooled over a video, for example to their mean. The column's name ends with the pool, such
-    as the mean. Features of the coded stream (packets) are one value per video, and are not pooled. With
+    a frame) and frames are pooled over a video, for example to their mean. The column's name then ends with the kind
+    of pooling, such as _mean. Features of the coded stream (packets) are one value per video, and are not pooled. With
     -p feature_families A,B a run measures only these families.
 
     \b
@@ -354,11 +354,11 @@ def export(
     has the folds' networks (safetensors), the settings for decoding videos and calibrating scores, and the out-of-fold
     scores. It has properties of the training videos, and hashes by which the videos are recognised. It has a model card
     (README.md), and a SHA-256 of every file, which is checked before loading. It has no video, and no path or name of a
-    video. A network of your own is copied as code. Who loads the bundle must allow this code. The bundle of an ensemble
-    has a bundle of each of its runs in members/. The bundle of a run of task image or video_text has its one network,
-    the meaning of the network's outputs, and the run's texts with their embeddings. A run that is not above its
-    controls (models that can use only shortcuts) is exported as well. The card then says so first, and the
-    bundle gives no verdicts but "undecided".
+    video. A network of your own is copied as code. A user who loads the bundle must allow this code. The bundle of an
+    ensemble has a bundle of each of its runs in members/. The bundle of a run of task image or video_text has its one
+    network, the meaning of the network's outputs, and the run's texts with their embeddings. A run that is not above
+    its controls (models that can use only shortcuts) is exported as well. The card then begins with this fact, and all
+    verdicts of the bundle are "undecided".
 
     MLflow needs: make setup-mlflow. A run, finished or not, becomes one MLflow run with the parameters, the metrics by
     step, the report with its figures, and the results with intervals. Next to the results are the controls, and whether
@@ -392,7 +392,7 @@ def export(
 
 
 def _export(export: "RunExport", named: tuple[str, str] | None = None) -> None:
-    """Finish the export of a run to MLflow, with its model if it is done, and print what was exported.
+    """Finish the export of a run to MLflow, and print what was exported. A finished run is exported with its model.
 
     Args:
         export: the export, which may have logged the run while it worked.
@@ -430,9 +430,10 @@ FOLLOW_SECONDS = 10.0  # between two looks at a run that is followed
 
 
 def follow_until_closed(root: str) -> None:
-    """Log the run in the folder ``root`` to MLflow until standard input is closed, then its results and its model.
+    """Log the run in the folder ``root`` to MLflow until standard input is closed.
 
-    A failure of MLflow while the run works is ignored, because the next update logs what is missing.
+    Then the results are exported and, if the run is finished, its model. A failure of MLflow before that is ignored,
+    because the next update logs the missing values.
     """
     from fvc_lib.analysis.mlflow import RunExport, TrackingError, default_tracking_uri
 
@@ -448,7 +449,7 @@ def follow_until_closed(root: str) -> None:
 
 
 def follower_of(run: RunPaths) -> "subprocess.Popen[str]":
-    """Start a process that calls ``follow_until_closed`` for ``run``, and return it."""
+    """Start a process that logs ``run`` to MLflow until its standard input is closed, and return the process."""
     program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import follow_until_closed as f; f(sys.argv[1])"
     return subprocess.Popen(
         [sys.executable, "-c", program, str(run.root)],
@@ -465,7 +466,7 @@ def export_when_asked(run: RunPaths, config: RunConfig, follower: "subprocess.Po
     Args:
         run: the run, which has ended.
         config: the run's configuration.
-        follower: the process that has logged the run while it worked; None: a process is started.
+        follower: the process that has logged the run so far (``follower_of``); None: a new process is started.
     """
     if config.tracker != "mlflow":
         return
@@ -529,10 +530,10 @@ def clean(yes: bool, days: float, models: bool, runs_dir: Path | None) -> None:
 
 
 def _state(run: RunPaths) -> str:
-    """Return the state of a run for ``clean``, such as ``done`` or ``failed``.
+    """Return the state of a run for the command ``clean``, such as ``done``, ``failed`` or ``busy``.
 
-    It is ``busy`` if a process works on the run, if the run waits for jobs or a resumption, or if its status cannot be
-    read.
+    The state is ``busy`` if a process works on the run, if the run waits for jobs or a resumption, or if its status
+    cannot be read.
     """
     with suppress(FvcError, OSError):
         state = status_now(run).state
@@ -541,11 +542,13 @@ def _state(run: RunPaths) -> str:
 
 
 def _files_of_run(run: RunPaths, *, models: bool) -> list[Path]:
-    """Return the files of a finished run that can be deleted: those of superseded attempts, and perhaps weights.
+    """Return the files of a finished run that can be deleted.
+
+    They are files of attempts that a later attempt replaced (superseded), and trained weights if ``models`` is True.
 
     Args:
         run: the run.
-        models: whether all trained weights can be deleted, too.
+        models: whether all trained weights of the run can be deleted, too.
     """
     superseded = _files(run.superseded)
     trained = _files(run.root / "checkpoints")

@@ -72,7 +72,7 @@ _CURSOR = re.compile(r"(\r|\x1b\[(\d*[AJK]|\?25[hl]))*")
 
 
 class _Terminal:
-    """Wraps a text stream, and writes control characters as readable escape sequences.
+    """A wrapper of a text stream that writes control characters as readable escape sequences.
 
     So a file's name cannot control the terminal. Sequences that redraw a progress line (``_CURSOR``) are not changed.
     """
@@ -112,7 +112,7 @@ class Commands(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options, as the method of ``click.Group`` does.
+        """Parse the command-line options, also ``-p NAME=VALUE`` in place of ``-p NAME VALUE``.
 
         Raises:
             click.NoSuchOption: an option is unknown. If it is the name of a parameter, the message shows how to give

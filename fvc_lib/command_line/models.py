@@ -49,7 +49,8 @@ def find_model(runs_dir: str | Path, name: str) -> Path:
 def load_detector(path: str | Path, *, allow_code: bool = False, final: bool = False) -> "Predictor":
     """Return the predictor of a bundle, a finished run or an ensemble, of any task.
 
-    Its method ``findings`` answers for files. The ``load_detector`` of ``fvc_lib.public`` returns tables.
+    The predictor applies the networks to files with its method ``findings``. (``fvc_lib.public.load_detector`` returns
+    a simpler object, whose method ``predict`` returns a table.)
 
     Args:
         path: path of the bundle, run or ensemble, or ``models:/NAME@ALIAS`` of MLflow's registry.
@@ -83,10 +84,13 @@ def load_detector(path: str | Path, *, allow_code: bool = False, final: bool = F
 
 
 def verdict_detector(path: str | Path, *, allow_code: bool = False, final: bool = False) -> "VideoDetector":
-    """Return the video detector of a bundle, finished run or ensemble, loaded as in ``load_detector``.
+    """Return the video detector of a bundle, finished run or ensemble; other models give no verdicts and are refused.
+
+    ``path``, ``allow_code`` (whether Python code in a bundle may run) and ``final`` (whether to use the network that
+    was trained on all groups) are those of ``load_detector``.
 
     Raises:
-        UsageError: as in ``load_detector``, or the model is no video detector and gives no verdicts.
+        UsageError: the model cannot be loaded (``load_detector``), or it is not a video detector.
     """
     from fvc_lib.tasks.video.predicting import VideoDetector
 
@@ -159,7 +163,7 @@ def write_run_bundle(run: RunPaths, target: Path, *, final: bool = False) -> tup
         use only shortcuts).
 
     Raises:
-        UsageError, FvcError, OSError: as in ``predictor_of`` and ``write_bundle``.
+        UsageError, FvcError, OSError: the model cannot be loaded (``predictor_of``) or written (``write_bundle``).
         DataError: the results are missing or damaged.
     """
     from fvc_lib.analysis.read.headline import run_headline  # torch and polars take a second to load

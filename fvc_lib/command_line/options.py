@@ -20,7 +20,10 @@ _QUIET = f"{__name__}.quiet"
 
 
 def with_pairs(args: Sequence[str]) -> list[str]:
-    """Return command-line arguments in which ``-p NAME=VALUE`` became ``-p NAME VALUE``, likewise with ``-r``."""
+    """Return the command-line arguments ``args`` with every ``-p NAME=VALUE`` changed to ``-p NAME VALUE``.
+
+    The options ``-r``, ``--parameters`` and ``--parameters_raw`` are treated in the same way.
+    """
     found = list[str]()
     for place, text in enumerate(args):
         is_value = place and args[place - 1] in _VALUE_OPTIONS
@@ -30,10 +33,10 @@ def with_pairs(args: Sequence[str]) -> list[str]:
 
 
 class ParametersCommand(click.Command):
-    """A command that takes parameters of a run; ``-p NAME=VALUE`` counts as ``-p NAME VALUE``."""
+    """A click command with options for parameters of a run, which also accepts ``-p NAME=VALUE``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, as the method of ``click.Command`` does."""
+        """Parse the arguments, after every ``-p NAME=VALUE`` in them was changed to ``-p NAME VALUE``."""
         return super().parse_args(ctx, with_pairs(args))
 
 
@@ -48,7 +51,10 @@ class Jobs(click.ParamType[int | None]):
 
 
 def _params_path(path: Path) -> Path:
-    """Return ``path``, or if it does not exist, a file of this path that comes with FVC (params/demo.yaml)."""
+    """Return ``path`` if it exists, else the file of this relative path that comes with FVC, such as params/demo.yaml.
+
+    If there is no such file either, ``path`` is returned.
+    """
     shipped = HOME / path
     return shipped if not path.exists() and shipped.is_file() else path
 
@@ -112,13 +118,13 @@ QUIET = click.option(
 
 
 def refuse_where(refusals: Mapping[str, object]) -> None:
-    """Check options that exclude or need each other.
+    """Raise an error if options of a command exclude each other, or if one option needs another.
 
     Args:
-        refusals: a condition by message; the options are wrong where it is true.
+        refusals: ``{error message: condition}``. If a condition is true, the options are wrong.
 
     Raises:
-        UsageError: a condition is true; the message is the first such one.
+        UsageError: a condition is true. The error has the message of the first such condition.
     """
     for message, is_wrong in refusals.items():
         if is_wrong:
@@ -133,7 +139,7 @@ def print_json(value: object) -> None:
 
 
 def print_answer(value: object, lines: Iterable[object], *, as_json: bool) -> None:
-    """Print ``value`` as JSON if ``as_json`` is True, else ``lines`` of text."""
+    """Print the result of a command: ``value`` as JSON if ``as_json`` is True, else ``lines`` as text."""
     if as_json:
         print_json(value)
     else:

@@ -16,7 +16,7 @@ LEAST_ADDRESS_BYTES = 4 * 2**30
 
 
 def run() -> None:
-    """Run the command that the arguments of this process name, and exit with its code.
+    """Run the command that the command-line arguments of this process name, and exit with its exit code.
 
     Raises:
         SystemExit: always, with the exit code; it is 2 if the address space of the process is limited too tightly.

@@ -1,6 +1,6 @@
-"""Execute notebooks that are no stage of a run, and the commands ``audit``, ``ensemble`` and ``robustness`` that do so.
+"""The commands ``audit``, ``ensemble`` and ``robustness``, each of which executes a notebook that is no stage of a run.
 
-The record of such a command is the executed notebook.
+The executed notebook is the record of the command.
 """
 
 import os
@@ -48,7 +48,7 @@ def execute_notebook(
     """Execute a notebook, and print an error if it fails.
 
     Args:
-        record: path of the executed notebook.
+        record: path to which the executed notebook is written.
         parameters: ``{parameter: value}`` for the notebook.
         name: the notebook's file name without suffix.
         log: the file for text that the kernel prints outside the notebook.
@@ -124,7 +124,10 @@ def execute_record(
 
 @contextmanager
 def _shown(path: Path) -> Iterator[None]:
-    """Show the progress that another process writes into ``path`` during the block; the file is deleted after it."""
+    """Show progress on the terminal during the block; another process writes it into the file ``path``.
+
+    The file is deleted at the beginning and at the end.
+    """
     path.unlink(missing_ok=True)
     terminal = Terminal(sys.stderr, quiet=is_quiet())
     ended = threading.Event()
@@ -195,15 +198,15 @@ def audit(
     as_json: bool,
     runs_dir: Path,
 ) -> None:
-    """Audit TABLE, scores of any detectors: CSV, TSV or Parquet with a row per video.
+    """Audit TABLE, which has the scores of any detectors: CSV, TSV or Parquet with a row per video.
 
     \b
     video,label,group,generator,score              one detector
     video,label,group,generator,score_a,score_b    a column per detector; a cell may be empty
     video,label,detector,score                     a row per video and detector
 
-    Scores are columns named prob... or score... (or ..._prob, ..._score), else columns of numbers in [0, 1]. Others are
-    listed and not read; --detectors reads them.
+    Scores are columns named prob... or score... (or ..._prob, ..._score), else columns of numbers in [0, 1]. Other
+    columns are listed and not read; name them in --detectors to read them.
 
     'video' is an id or a path. Labels are real and fake. Videos with the same 'group' belong together, for example
     because they show the same scene. The columns group, generator, real_source and corpus may be missing; the audit

@@ -53,7 +53,10 @@ Executor = Literal["local", "slurm"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of a command that runs notebooks. Fields have the options' names, but ``start`` is ``--from``."""
+    """The options of a command that runs notebooks, such as ``--resume`` and ``--jobs``.
+
+    A field has the name of its option; only ``start`` is the option ``--from``.
+    """
 
     experiment: str | None = None
     resume: str | None = None
@@ -133,14 +136,17 @@ class RunCommand:
         self._tasks = task_keys(options.tasks, self.config) if options.tasks else None
 
     def plan(self) -> list[PlannedTask]:
-        """Return all tasks (notebooks, or folds of them), each with the decision whether it runs, and the reason."""
+        """Return all tasks of the run, each with the decision whether it runs, and the reason.
+
+        A task is a notebook, or one fold of a notebook that is executed once per fold.
+        """
         return make_plan(
             self.notebooks, self.config, self.run or self.ancestor, only=self._only, start=self._start,
             force=self._force, tasks=self._tasks,
         )  # fmt: skip
 
     def refuse(self) -> None:
-        """Check everything that ``execute`` checks before it begins, and write nothing.
+        """Check whether the command can begin its work, and write nothing. ``execute`` makes the same checks first.
 
         Raises:
             UsageError: another process works on the run, a new run cannot be created, or a network or class that the
@@ -161,7 +167,7 @@ class RunCommand:
         """Print the plan (and the batch scripts for SLURM), and write nothing.
 
         Raises:
-            UsageError, DataError: as in ``refuse``.
+            UsageError, DataError: the command cannot begin its work (``refuse``).
         """
         self.refuse()
         plan, folder = self.plan(), Path(self.config.runs_dir) / self.config.experiment
@@ -183,7 +189,7 @@ class RunCommand:
         """Run the plan on this machine, or submit it as jobs of SLURM, and return the exit code.
 
         Raises:
-            UsageError, DataError: as in ``refuse``.
+            UsageError, DataError: the command cannot begin its work (``refuse``).
             SlurmError: SLURM is missing, does not answer, or refused a job.
         """
         if self._submits:  # if SLURM does not answer, fail before a run begins that would wait for its jobs
@@ -217,7 +223,10 @@ class RunCommand:
         return begin_run(self.config, command=self._command, prepare=prepare, state=state, submits=self._submits)
 
     def _describe(self, plan: Sequence[PlannedTask]) -> None:
-        """Print which finished trainings of ``plan`` do not run again although their code has changed."""
+        """Print a line that names the finished trainings which do not run again although their code has changed.
+
+        If there is no such training in ``plan``, nothing is printed.
+        """
         finished = [planned.task for planned in plan if planned.only_if_changed or not planned.run]
         of = self.run or self.ancestor
         if of and (line := line_of_other_code(of, finished)):
@@ -260,7 +269,10 @@ class RunCommand:
         return 0
 
     def _plan_of_resumed(self) -> list[PlannedTask]:
-        """Record in ``run.json`` that a command resumes the run, then return the plan. The run must be locked."""
+        """Record in ``run.json`` that a command resumes the run, then return the plan.
+
+        A warning is printed if conditions differ from the attempt before. The run must be locked.
+        """
         assert self.run is not None
         if differs := record_resumption(self.run, self.config, command=self._command, submits=self._submits):
             click.echo(
@@ -314,9 +326,9 @@ _DEFAULT_VALUES = RunConfig().model_dump(mode="json")
 
 
 def _refuse_broken_choice(config: RunConfig) -> None:
-    """Check that the network and the user's classes can be built, so that errors appear before the run begins.
+    """Check that the network and the classes that the parameters choose can be built, before a run begins.
 
-    They are built in another process, because the user's code may crash.
+    They are built in another process, because a user's own code may crash the process.
 
     Raises:
         UsageError: the network or a class cannot be built; the message has the reason.
@@ -332,9 +344,9 @@ def _refuse_broken_choice(config: RunConfig) -> None:
 
 
 def trouble_of_choice(values: dict[str, Any]) -> str:
-    """Return why the network or a class that a configuration chooses cannot be built; empty if all can be built.
+    """Return the reason why the network or a class that the parameters choose cannot be built; empty: all can be built.
 
-    ``values`` are the fields of the configuration, as JSON values.
+    ``values`` are the fields of the run's configuration, as JSON values.
     """
     from fvc_lib.detectors.classical import refuse_settings
     from fvc_lib.detectors.probe import refuse_random_trunk
@@ -384,7 +396,8 @@ def _try_network(config: RunConfig) -> None:
 
     Raises:
         UsageError: a user's network does not return logits of shape (2,), one per clip.
-        Exception: any error that building or running the network raises, except for too little memory or a missing GPU.
+        Exception: any other error in building or running the network. Errors of too little memory or a missing GPU are
+            ignored when a user's network is run, because another machine may do the training.
     """
     import torch
 
@@ -417,8 +430,8 @@ def _try_network(config: RunConfig) -> None:
 def _refuse_wrong_corpus(config: RunConfig) -> None:
     """Check that a detector can be trained on the corpora of a new run, and that the target corpora exist.
 
-    Target corpora are those that the protocol ``cross_corpus`` tests on. The check reads folders, lists and names, but
-    no videos. Without it a stage would fail after the run has begun.
+    Target corpora are the corpora on which the protocol ``cross_corpus`` tests the detector. Only folders, lists and
+    names are read, no videos. Without this check a stage would fail after the run has begun.
 
     Raises:
         UsageError, DataError: a target corpus is unknown, or a corpus cannot be read or used for training.

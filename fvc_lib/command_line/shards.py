@@ -85,10 +85,10 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path) -> None:
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Stop the block when SIGTERM or SIGUSR1 comes.
+    """Raise an error in the block when the process receives SIGTERM or SIGUSR1, so that the block stops.
 
     Raises:
-        StoppedError: a signal came. The error's exit code makes a job of SLURM requeue itself.
+        StoppedError: a signal was received. The error's exit code makes a job of SLURM requeue itself.
     """
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -133,7 +133,9 @@ def _mine(index: Path, shard: Shard) -> pl.DataFrame:
 
 
 def _compute_features(config: RunConfig, made: pl.DataFrame, shard: Shard, report: Report) -> None:
-    """Compute the features of a frozen trunk (a network's pretrained part) for the clips of ``shard``, into the cache.
+    """Compute features of the clips of ``shard`` with a frozen trunk, and store them in the cache.
+
+    A frozen trunk is the pretrained part of a network, which is not trained.
 
     Args:
         config: the run's parameters.

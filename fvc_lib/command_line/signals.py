@@ -1,4 +1,7 @@
-"""Leave with a documented exit code when a signal comes while libraries load, or after the runner has ended."""
+"""Exit with a documented exit code if a signal comes while the run's own signal handlers are not set.
+
+They are not set while libraries load, and after the runner (the code that executes a run) has ended.
+"""
 
 import signal
 import sys
@@ -8,21 +11,27 @@ stopped: list[int] = []  # the signals that came, outside the runner
 
 
 def leave(number: int, frame: object) -> None:
-    """Handle a signal while the runner has not set its own handlers: exit with the code of the first signal."""
+    """Exit with the exit code of the first signal that came; a signal handler for use before the run sets its own.
+
+    ``number`` is the number of the signal; ``frame`` is not used.
+    """
     stopped.append(number)
     sys.exit(EXIT_CODES[stopped[0]])
 
 
 def ignore_signals() -> None:
-    """Ignore signals while Python exits: it removes its handlers first, so a signal would kill the process."""
+    """Make the process ignore the signals of ``EXIT_CODES`` from now on; called while Python exits.
+
+    Python removes signal handlers at exit, so a signal would otherwise kill the process.
+    """
     for number in EXIT_CODES:
         signal.signal(number, signal.SIG_IGN)
 
 
 def message_of_import(error: Exception) -> int | str:
-    """Return the argument of ``sys.exit`` for the error of an import.
+    """Return the argument with which ``sys.exit`` is called after an import has failed with ``error``.
 
-    It is an exit code if a signal ended the import, or a message if a package is missing.
+    The argument is an exit code if a signal ended the import, or a message if a package is missing.
 
     Raises:
         Exception: ``error``, if it has another cause.

@@ -1,6 +1,7 @@
-"""``sweep``: make one ordinary run for every combination of values, on the same folds, and compare the runs.
+"""``sweep``: make one run for every combination of parameter values, on the same folds, and compare the runs.
 
-A run is recognised by the hash of its configuration. So a command that is repeated after a kill skips finished runs.
+A run is recognised by the hash of its configuration. So a command that was killed can be repeated, and skips finished
+runs.
 """
 
 import itertools
@@ -92,8 +93,8 @@ def combinations(
 ) -> list[Combination]:
     """Return every combination of the values in ``over``, without making a run.
 
-    The values of the last parameter vary fastest. Combinations that give the same configuration count once. All runs
-    have the folds of the first seed.
+    The values of the last parameter vary fastest. Combinations that give the same configuration are returned only once.
+    All runs use the folds of the first combination's seed.
 
     Args:
         over: pairs of a parameter's name and a text. If a name occurs once, its text holds values between commas. If a
@@ -139,7 +140,7 @@ def combinations(
 
 
 def compare(members: Sequence[Combination]) -> int:
-    """Execute the notebook that compares the runs of ``members``.
+    """Execute the notebook that compares the runs of ``members`` (combinations of parameter values).
 
     Returns:
         The exit code: 1 if the notebook fails, else 0.
@@ -162,7 +163,10 @@ def compare(members: Sequence[Combination]) -> int:
 
 
 def show(members: Sequence[Combination]) -> list[str]:
-    """Print the name, state and run id of every combination, and return the states as in ``Combination.find``."""
+    """Print the name, state and run id of every combination, and return the states.
+
+    A state is ``new``, ``finished``, ``at work`` or ``unfinished`` (``Combination.find``).
+    """
     states = [member.find() for member in members]
     config = members[0].given.config
     finished = states.count("finished")

@@ -35,7 +35,7 @@ NOT_A_LOSS = frozenset((
 
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why a file or row is not used."""
+    """The reason why a file of a corpus, or a row of its label table, is not used."""
 
     reason: str  # a short fixed name, such as ``missing_video``
     detail: str  # sentences for the user on the problem and its remedy
@@ -189,7 +189,10 @@ def is_named_as(kind: Kind, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Reading:
-    """Options of the call of ``read_corpus`` in progress; loaders get them from the context variable ``READING``."""
+    """Options of the present call of ``read_corpus``, which lists a corpus of videos.
+
+    The loaders of corpora get these options from the context variable ``READING``.
+    """
 
     allow_outside: bool = False  # whether files outside the corpus folder may be used
     label_map: Mapping[str, str] = field(default_factory=dict)  # maps further labels, in lower case, to real or fake
@@ -200,10 +203,10 @@ READING = ContextVar("reading", default=Reading())  # noqa: B039 - frozen
 
 
 class CorpusFiles:
-    """Find listed files, and refuse those outside the corpus unless ``allow_outside`` is set.
+    """Access to the files in the folder of a corpus: finds files, checks paths, and refuses files outside the folder.
 
     A path is relative to ``root``, or absolute inside ``root``. It may not leave ``root`` by ``..``. Symbolic links may
-    point inside ``root`` only.
+    point inside ``root`` only. If ``allow_outside`` is set, files outside ``root`` are accepted as well.
 
     Args:
         root: folder of the corpus.
@@ -220,10 +223,10 @@ class CorpusFiles:
         self._real_prefix = f"{os.path.realpath(root).rstrip(os.sep)}{os.sep}"
 
     def normalized(self, raw: str) -> str | Refusal:
-        """Return the path ``raw`` of a list relative to the root, without ``.`` and ``..``; or a refusal.
+        """Return the path ``raw``, which a list names, relative to the root and without ``.`` and ``..``; or a refusal.
 
-        A refusal is returned for an empty path, and for a path outside the root unless ``allow_outside`` is set. If it
-        is set, an absolute path outside the root stays absolute. The result is a plain path, not escaped.
+        An empty path is refused. A path outside the root is refused, too; but if ``allow_outside`` is set, it is
+        accepted, and an absolute path stays absolute. The result is a plain path, not escaped.
         """
         if not raw or "\0" in raw:
             return Refusal("no_path", f"got {raw!r} as path; wanted a file name relative to the corpus folder.")
@@ -352,7 +355,7 @@ def picture_folders(
 
 
 def part_families(paths: Sequence[str], facts: Sequence[Hashable]) -> Iterator[tuple[str, list[int], str]]:
-    """Find files that are parts of the same video by their names; yield (video, positions, problem) for each video.
+    """Find files that are named like parts of the same video; yield (video, positions, problem) for each video.
 
     The names of parts differ only in a suffix such as ``_seg3``; a number alone is no such suffix. ``video`` is the
     name without suffix. ``positions`` are the indices of the parts in ``paths``, two or more. ``problem`` is empty if
@@ -382,10 +385,16 @@ def part_families(paths: Sequence[str], facts: Sequence[Hashable]) -> Iterator[t
 
 
 def videos_of(paths: Sequence[str], facts: Sequence[Hashable], words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return (videos, problems): for each path the name of its video, and why it was not joined to a video.
+    """Find frames and parts of the same video by their names; return (videos, problems), one text for each path.
 
-    The video of a frame is its folder. The video of a part is the common name of the parts. The video of any other file
-    is the path itself. A problem is a message, or empty. For the arguments see ``picture_folders``.
+    ``videos`` holds the name of each path's video. The video of a frame is its folder. The video of a part is the
+    common name of the parts. The video of any other file is the path itself. ``problems`` holds empty texts. Only if
+    files are named like frames or parts of one video, but cannot be, it holds a message.
+
+    Args:
+        paths: paths of frames, parts and other files.
+        facts: the known facts of each path, such as its label; frames or parts of one video must have equal facts.
+        words: the labels that occur in the label source. A folder named like a label is not a video.
     """
     videos = list(paths)
     problems = [""] * len(paths)

@@ -1,4 +1,4 @@
-"""Divide a corpus into outer folds, into training and validation, or once into train, validation and test.
+"""Divide the videos of a corpus: into folds, into training and validation, or once into train, validation and test.
 
 No split depends on the order of the rows. A leakage group (videos that show the same footage or come from the same
 source) is never divided. Every part gets its share of every label.
@@ -169,7 +169,11 @@ def make_folds(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
 
 
 def _balanced(videos: pl.DataFrame, shares: Sequence[float], generator: np.random.Generator) -> dict[str, int]:
-    """Map each group id of ``videos`` to the number of its part, 0 to ``len(shares) - 1``; see ``balance_groups``."""
+    """Choose a part for every group of ``videos``; return a mapping from group id to the number of the part.
+
+    Parts are numbered from 0 to ``len(shares) - 1``. Every part gets about its share of the real and of the fake videos
+    (``balance_groups``). ``generator`` chooses between equally good divisions.
+    """
     groups = videos.group_by("group_id").agg(_COUNTS).sort("group_id")
     parts = balance_groups(groups.select(LABELS).to_numpy(), np.array(shares), generator)
     return dict(zip(groups["group_id"], parts.tolist(), strict=True))
@@ -220,9 +224,9 @@ def check_folds(folds: pl.DataFrame, leaking: Collection[str] = ()) -> None:
 
 
 def _refuse_divided(rows: pl.DataFrame, column: str, leaking: Collection[str] = ()) -> None:
-    """Raise ``LeakageError`` if a group of ``rows`` (column ``group_id``) has several values of ``column``.
+    """Raise ``LeakageError`` if rows of the same group (column ``group_id``) have different values in ``column``.
 
-    ``leaking`` names the groups for which that is allowed.
+    ``column`` is the fold or the part. ``leaking`` names groups that are not checked.
     """
     may_leak = pl.col("group_id").is_in(sorted(leaking))
     groups = rows.filter(~may_leak).group_by("group_id")
@@ -270,7 +274,10 @@ class TrainingRows:
     leaking: frozenset[str] = frozenset()
 
     def shuffled(self, seed: int) -> "TrainingRows":
-        """Return a copy in which ``shuffle_labels_by_group`` has permuted the labels among the groups of each fold."""
+        """Return a copy with labels permuted at random among the groups of each fold (``shuffle_labels_by_group``).
+
+        A model that is trained on the copy must score at chance, unless the pipeline leaks.
+        """
         return replace(self, folds=shuffle_labels_by_group(self.folds, seed))
 
     def split(
@@ -329,7 +336,7 @@ class TrainingRows:
 
 @dataclass(frozen=True)
 class PartSplit:
-    """A split of rows into train, validation and test."""
+    """The result of dividing the rows of a table into the parts train, validation and test."""
 
     parts: tuple[str, ...]  # part of each row, train, validation or test, in the order of the rows
     sources: tuple[str, ...]  # ``official`` if the corpus itself states the part of the row, else ``made``

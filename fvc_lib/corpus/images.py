@@ -69,7 +69,7 @@ class ImageListing:
     units: dict[str, str] = field(default_factory=dict)  # unit of each target by its name; empty text: no unit
 
     def add(self, image: ListedImage, refusal: Refusal | None) -> None:
-        """Add an image, or reject it if there is a refusal."""
+        """Add ``image`` to the listed images if ``refusal`` is None; else reject it for this reason."""
         if refusal is None:
             self.images.append(image)
         else:
@@ -100,7 +100,9 @@ def list_images(corpus: AnyPath, *, allow_outside: bool = False) -> tuple[Corpus
 
 
 def _official_parts(folder: Path, lists: Mapping[str, str]) -> dict[str, str]:
-    """Map each item to its official part; an item of several lists to that of the last one.
+    """Map each item, such as an image or a dish, to its official part: train or test.
+
+    If an item is in several lists, the last list counts.
 
     Args:
         folder: the folder of the lists.
@@ -116,7 +118,10 @@ def _list_published(
     files: CorpusFiles, top: str, items: Mapping[str, ListedImage], names_of: Callable[[PurePosixPath], Sequence[str]],
     absent: str, found: ImageListing,
 ) -> ImageListing:  # fmt: skip
-    """Add the pictures below ``top`` with the facts of their items; reject other pictures, and items without one.
+    """Add the pictures of a published corpus to ``found``, each with the facts of its item, and return ``found``.
+
+    An item is what the corpus's lists name, such as a dish. Pictures of unlisted items are rejected, and so are items
+    without a picture.
 
     Args:
         files: access to the files of the corpus.
@@ -200,11 +205,12 @@ _MANIFEST = (
 
 
 def list_manifest(files: CorpusFiles, corpus: Path) -> ImageListing:
-    """List the images of a manifest. It is the file ``corpus``, or the only table in the folder ``corpus``.
+    """List the images of a manifest (a table with one row per image).
 
-    Paths are relative to the manifest's folder. Optional columns are ``class`` (or ``label``), ``group`` and ``split``.
-    Every other column of numbers is a target; a suffix such as ``_kcal`` is its unit. A cell that is no number is an
-    unknown value. A column is not read if more than half of its filled cells are no numbers.
+    The manifest is the file ``corpus``, or the only table in the folder ``corpus``. Paths are relative to the
+    manifest's folder. Optional columns are ``class`` (or ``label``), ``group`` and ``split``. Every other column of
+    numbers is a target; a suffix such as ``_kcal`` is its unit. A cell that is no number is an unknown value. A column
+    is not read if more than half of its filled cells are no numbers.
 
     Raises:
         UsageError: the file is no table, has no path column, or has two columns of the same meaning.
@@ -321,7 +327,10 @@ _LABELS = cs.by_name("class_label") | _NUMBERS
 
 @dataclass(frozen=True)
 class SplitIndex:
-    """The index of a corpus with one split: the tables that a run of task image or video_text starts from."""
+    """The index of a corpus that is split once into train, validation and test (tasks image and video_text).
+
+    It holds the tables of usable images or of pairs of videos and texts, of rejected files, and of numbers to predict.
+    """
 
     rows: pl.DataFrame  # IMAGES or VIDEO_TEXTS table, sorted by ``image_id`` or ``pair_id``
     rejected: pl.DataFrame  # REJECTED table
@@ -395,12 +404,14 @@ def index_images(
 
 
 def learnable(images: Sequence[ListedImage], targets: Sequence[str], rejections: Rejections) -> pl.DataFrame:
-    """Return the images that have a class or a value of at least one target; reject the others.
+    """Reject images without a class and without a target value; return a table of the other images.
+
+    A target is a number to predict, such as calories.
 
     Args:
         images: the listed images.
         targets: names of the numbers to predict.
-        rejections: receives the images that have neither.
+        rejections: receives the images that have no class and no target value.
 
     Returns:
         A table with the columns path, class_label, stated_group, part, row, and ``value:NAME`` for each target, sorted
@@ -420,7 +431,7 @@ def learnable(images: Sequence[ListedImage], targets: Sequence[str], rejections:
 def reject(
     rows: pl.DataFrame, is_rejected: pl.Expr, reason: str, detail: pl.Expr, rejections: Rejections
 ) -> pl.DataFrame:
-    """Return ``rows`` without those of ``is_rejected``, which are added to ``rejections``.
+    """Add the rows for which ``is_rejected`` is true to ``rejections``, and return the other rows.
 
     Args:
         rows: a table with the columns path, row and, if known, class_label.
@@ -437,7 +448,7 @@ def reject(
 def _readable(
     images: pl.DataFrame, probed: Mapping[str, ProbeResult], near_duplicate_bits: int, rejections: Rejections
 ) -> pl.DataFrame:
-    """Return the images that can be decoded, with facts of their files in additional columns; reject the others.
+    """Reject the images that cannot be decoded; return the others with facts of their files in additional columns.
 
     The additional columns are width, height, size_bytes, content_sha256 and copy. Images with the same text in the
     column ``copy`` are copies of each other: equal files, or pictures with near perceptual hashes. Copies must be
@@ -465,10 +476,10 @@ def _readable(
 def with_groups(images: pl.DataFrame) -> pl.DataFrame:
     """Return the readable ``images`` with the additional columns ``known`` and ``group_id``.
 
-    ``known`` is the part of the official split (train, validation or test) that is stated for the image. If none is, it
-    is the part that is stated for other images of its stated group, else train.
+    ``known`` is the part (train, validation or test) that the official split states for the image. If it states none,
+    ``known`` is the part of other images in the same stated group. If they have none either, it is train.
 
-    ``group_id`` is the leakage group, which joins images with the same stated group, and copies of the same picture.
+    ``group_id`` is the leakage group. It joins images with the same stated group, and copies of the same picture.
     Copies with different values of ``known`` are not joined: ``without_copies_across`` later rejects one of them.
     """
     of_group = pl.col("part").drop_nulls().min().over(pl.coalesce("stated_group", "path"))
@@ -506,7 +517,7 @@ def one_of_each_content(images: pl.DataFrame, rejections: Rejections) -> pl.Data
 
 
 def without_copies_across(rows: pl.DataFrame, part: str, same: str, rejections: Rejections) -> pl.DataFrame:
-    """Return the rows that are not copies of rows in a more important part; reject the copies.
+    """Reject the rows that are copies of rows in a more important part of the split, and return the other rows.
 
     Test is more important than validation, and validation is more important than train. So the test part is never
     reduced, and results on an official split remain comparable.
@@ -532,7 +543,7 @@ def without_copies_across(rows: pl.DataFrame, part: str, same: str, rejections: 
 def _targets(images: pl.DataFrame, units: Mapping[str, str]) -> pl.DataFrame:
     """Return the IMAGE_TARGETS table of ``images``, with one row per image and known target.
 
-    ``units`` maps each target to its unit.
+    A target is a number to predict, such as calories. ``units`` maps each target to its unit.
     """
     long = images.unpivot(_NUMBERS, index=["image_id", "group_id"], variable_name="target").drop_nulls("value")
     target = pl.col("target").str.strip_prefix(_VALUE)

@@ -49,10 +49,11 @@ from fvc_lib.video.reencode import recipe_named
 
 
 def group_annotations(listing: Listing) -> tuple[dict[str, str], tuple[Merge, ...]]:
-    """Make leakage groups from the label source alone, without opening videos; return (groups, merges).
+    """Make leakage groups without opening videos; return (groups, merges).
 
-    ``groups`` maps each source id (name of a video in the label source) to its group. ``merges`` are the links that
-    joined stated groups. A source id without a stated group forms a group called ``source <source id>``.
+    Only the label source is used: the table, lists or folder names that state labels. ``groups`` maps each source id
+    (name of a video in the label source) to its group. ``merges`` are the links that joined stated groups. A source id
+    without a stated group forms a group called ``source <source id>``.
     """
     sources = listing.annotations["source_id"].unique().sort().to_list()
     members = [GroupMember(source, source, None) for source in sources]
@@ -61,10 +62,11 @@ def group_annotations(listing: Listing) -> tuple[dict[str, str], tuple[Merge, ..
 
 
 def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
-    """Return a table ``video_id group_id label`` of the videos that the label source calls only real, or only fake.
+    """Return a table ``video_id group_id label`` of the videos whose rows all have the same label, real or fake.
 
-    It has one row per source id (name of a video in the label source). ``video_id`` is the source id, because there may
-    be no file. Rows with an empty label are ignored.
+    The label source (such as a table of labels) may have several rows for a video. The result has one row per video.
+    ``video_id`` is the video's name in the label source, because there may be no file. Rows with an empty label are
+    ignored.
 
     Args:
         annotations: ANNOTATIONS table: one row for each row of the label source.
@@ -76,10 +78,10 @@ def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
 
 
 def listed_videos(listing: Listing) -> pl.DataFrame:
-    """Return a table ``video_id group_id label official_split`` of all usable videos of a listing.
+    """Return a table ``video_id group_id label official_split`` of all videos of a listing that may be usable.
 
-    It stands in for the index before any file is opened. So ``video_id`` is the path, and groups are those that the
-    corpus states. The later index has at most these videos, because unreadable files and duplicates are left out.
+    It is used in place of the index before any file is opened. So ``video_id`` is the path, and groups are those that
+    the corpus states. The later index has at most these videos, because unreadable files and duplicates are left out.
     """
     group_of, _ = group_annotations(listing)
     rows = [(entry.path, group_of[entry.source_id], entry.label, entry.official_split) for entry in listing.entries]
@@ -91,9 +93,11 @@ def listed_videos(listing: Listing) -> pl.DataFrame:
 
 
 def _losses(listing: Listing, rejected: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of ``rejected`` that count as the loss of a labelled video; ``listing`` states the corpora.
+    """Return the rows of ``rejected`` that count as the loss of a labelled video.
 
-    Missing videos of FVC-2018 do not count: that corpus consists of annotations, and most of its videos were deleted.
+    ``rejected`` is a REJECTED table, and ``listing`` states the corpora. Rows with reasons such as duplicate content or
+    an unused label do not count (``NOT_A_LOSS``). Missing videos of FVC-2018 do not count: that corpus consists of
+    annotations, and most of its videos were deleted.
     """
     losses = rejected.filter(~pl.col("reason").is_in(sorted(NOT_A_LOSS)))
     for name, part in (listing.parts or {"": listing}).items():
@@ -128,10 +132,10 @@ def refuse_unusable(listing: Listing, videos: pl.DataFrame, rejected: pl.DataFra
 
 
 def refuse_empty_index(index: pl.DataFrame) -> None:
-    """Raise ``DataError`` if the index has no video.
+    """Raise ``DataError`` if the index (a table of the usable videos) has no row.
 
     Raises:
-        DataError: the index has no rows.
+        DataError: the index has no row, because it was made with ``annotations_only``.
     """
     if index.is_empty():
         raise DataError(
@@ -254,9 +258,10 @@ def probe_listing(
     chosen: Callable[[str], bool] = lambda _: True,
     writer: str = "",
 ) -> tuple[dict[str, ProbeResult], int]:
-    """Probe the videos of a listing, or take their stored results.
+    """Probe the videos of a listing: decode each file, and record its properties and hashes.
 
-    Stored results of a corpus are reused when the corpus is later indexed together with others.
+    Results that an earlier call stored in ``work_dir`` are reused, also if the corpus was indexed alone then and is
+    indexed together with others now.
 
     Args:
         listing: the videos.
@@ -265,7 +270,7 @@ def probe_listing(
         progress: called with (done, total) after each file. If there are several corpora, both numbers count the files
             of the corpus that is being probed.
         chosen: called with the path of a video; returns whether to probe it.
-        writer: see ``probe_files``.
+        writer: name of this process if several processes probe the same corpus; empty: this is the only one.
 
     Returns:
         (results, num_known): the results by path, and the number of results that an earlier call had stored.
@@ -289,9 +294,10 @@ def grouped(
     near_duplicate_bits: int,
     reject: Reject,
 ) -> tuple[pl.DataFrame, tuple[Merge, ...]]:
-    """Return (videos, merges): a table with one row per readable file, and the links that joined stated groups.
+    """Make leakage groups of the readable files; return (videos, merges).
 
-    ``videos`` has the columns of INDEX except ``video_id``.
+    ``videos`` is a table with one row per readable file and the columns of INDEX except ``video_id``. ``merges`` are
+    the links that joined stated groups, such as equal contents.
 
     Args:
         files: the files of the corpus.
@@ -328,7 +334,10 @@ def grouped(
 
 
 def _column(name: str, entries: Sequence[Entry], results: Sequence[ProbeResult]) -> list[object]:
-    """Return the values of the INDEX column ``name`` for all files, from their probe results or their entries."""
+    """Return the values of the INDEX column ``name``, one for each file.
+
+    Properties and hashes come from ``results``. Other values, such as labels, come from ``entries``.
+    """
     if name in _PROBED:
         return [getattr(result.probe, name) for result in results]
     return [getattr(row, name) for row in (results if name in _HASHES else entries)]
@@ -337,7 +346,8 @@ def _column(name: str, entries: Sequence[Entry], results: Sequence[ProbeResult])
 def _settle_contents(videos: pl.DataFrame, reject: Reject) -> pl.DataFrame:
     """Return ``videos`` with one row for each file content in each corpus; reject the other rows as duplicates.
 
-    The first row of a content stays. Files of equal content with different labels are all rejected.
+    Of files with equal content in a corpus, the first row stays. If files of equal content have different labels, all
+    of them are rejected.
     """
     is_disputed = pl.col("label").n_unique().over("content_sha256") > 1
     for rows in videos.filter(is_disputed).partition_by("content_sha256", maintain_order=True):
@@ -361,7 +371,9 @@ def used_for(rejected: pl.DataFrame) -> dict[str, str]:
 
 
 def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed: int) -> frozenset[str]:
-    """Choose groups for a trial run: in turn a group with a real video and a group with a fake video.
+    """Choose the names of some groups for a trial run on a part of the corpus.
+
+    Groups with a real video and groups with a fake video are chosen alternately.
 
     The choice depends only on the groups' names, their labels and ``seed``. With the same seed, a smaller ``number``
     chooses a subset of the groups that a larger one chooses.
@@ -418,8 +430,9 @@ def video_ids(contents: Iterable[str], length: int = 16) -> dict[str, str]:
 
 
 def _with_ids(videos: pl.DataFrame) -> pl.DataFrame:
-    """Return ``videos`` as an INDEX table: with ids, which are the first digits of the content hash, and sorted by id.
+    """Add the column ``video_id`` to ``videos``, and return the result as an INDEX table, sorted by id.
 
+    An id consists of the first digits of the hash of the file's content.
     If several corpora hold the same content, the ids of these videos end with the name of their corpus.
     """
     content = pl.col("content_sha256")

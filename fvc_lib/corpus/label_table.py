@@ -57,12 +57,12 @@ class LabelTable:
     label_column: str = "label"  # the name that the file has for the column ``label``
 
     def renamed(self, names: Mapping[str, str], known: Collection[str]) -> "LabelTable":
-        """Return the table with the columns of a user's file under the names that FVC reads.
+        """Return a copy of the table in which columns are renamed to the names that FVC reads.
 
-        A column of the file that already has such a name is set aside as ``NAME_of_file``.
+        Another column of the file may already have such a name. It is renamed to ``NAME_of_file``.
 
         Args:
-            names: maps a known name to the column of the file, such as ``{"label": "target"}``; case is ignored.
+            names: maps new names of columns to their names in the file, in lower case: ``{"label": "target"}``.
             known: the names that the caller reads, in lower case.
 
         Raises:
@@ -185,10 +185,10 @@ def join_frames(
     words: Iterable[str],
     rejections: Rejections,
 ) -> tuple[list[Entry], list[str | Refusal], tuple[str, ...]]:
-    """Replace the rows that name pictures in the same folder by a single row: the video with these frames.
+    """Join the rows that name pictures in the same folder to a single row: the video with these frames.
 
-    The pictures in a folder may not be frames of one video, for example because they have two labels. Then rows that
-    state a group remain, each as a video of one frame, and rows without a group are refused.
+    The pictures in a folder may not be the frames of one video, for example if they have two labels. Then each row that
+    states a group remains, as a video of one frame. Rows without a group are refused.
 
     Args:
         files: access to the files of the corpus.
@@ -241,10 +241,11 @@ def cell_text(cells: Mapping[str, str], *columns: str) -> str | None:
 
 
 def stated_part(cells: Mapping[str, str]) -> tuple[str | None, Refusal | None]:
-    """Return (part, refusal): the part of the split that a row states, or why its text is no part.
+    """Return (part, refusal): the part of the split that a row states in its column ``split`` or ``part``.
 
-    The part is train, validation or test. It is None if the cell is empty or holds another text. Only for another text
-    there is a refusal, else it is None. ``cells`` maps column names in lower case to texts.
+    ``part`` is train, validation or test, or None if the row states no part. If the cell holds any other text, ``part``
+    is None and ``refusal`` says why. In all other cases ``refusal`` is None. ``cells`` maps column names in lower case
+    to texts.
     """
     text = cell_text(cells, *SPLIT_COLUMNS)
     if text is None or text.lower() in PART_NAMES:
@@ -255,9 +256,10 @@ def stated_part(cells: Mapping[str, str]) -> tuple[str | None, Refusal | None]:
 def entry_of(
     cells: Mapping[str, str], path: str, label: str | None, row: int, origin: str
 ) -> tuple[Entry, Refusal | None]:
-    """Return (entry, refusal): the labelled file that a row describes, and why its part of the split is unusable.
+    """Return (entry, refusal) for a row of a table: ``entry`` is the labelled file that the row describes.
 
-    The refusal is None if the row states a known part or none.
+    ``refusal`` is None if the part of the split in the row is train, validation, test or empty. For any other text,
+    ``refusal`` says so, and the entry has no part.
 
     Args:
         cells: text of each cell by column name in lower case; unknown columns are ignored.
@@ -344,7 +346,10 @@ def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
 
 
 def _text_lines(path: Path, separator: str) -> list[list[str]]:
-    """Return the cells of all lines of a text table, header first, without empty lines; see ``read_label_table``."""
+    """Read a text table, such as CSV; return the cells of all lines that are not empty, header first.
+
+    ``separator`` is the text between columns. The default ``,`` of ``read_label_table`` means comma, semicolon or tab.
+    """
     content = path.read_bytes()
     if path.suffix.lower() == ".gz":
         content = gzip.decompress(content)

@@ -79,10 +79,10 @@ class Listing:
 
     @cached_property
     def parts_by_name(self) -> Mapping[str, str]:
-        """A mapping from source ids that are named like parts of a longer video to the group of these parts.
+        """A mapping from source ids to groups, for source ids that are named like parts of a longer video.
 
-        For example, ``talk_seg1.mp4`` and ``talk_seg2.mp4`` have the same group. Source ids with a stated group are
-        left out.
+        A source id is the name of a video in the label source. For example, ``talk_seg1.mp4`` and ``talk_seg2.mp4`` are
+        mapped to the same group. Source ids with a stated group are left out.
         """
         alone = self.annotations.group_by("source_id").agg(pl.col("stated_group").count()).filter(stated_group=0)
         sources = alone["source_id"].sort().to_list()
@@ -123,9 +123,10 @@ def listing_of_rows(
 ) -> Listing:
     """Return the listing of a table of labels, with one entry per usable video.
 
-    A video is a source id. It is usable if it has a file and all its rows have the same label, real or fake. A video
-    with two different labels is rejected, even if only one of them is real or fake: a clip listed as ``fake`` and
-    ``debunked`` may be neither. Rows with an empty label do not count as different.
+    Rows with the same source id are about the same video. A video is usable if it has a file and all its rows have the
+    same label, real or fake. A video with two different labels is rejected, even if only one of them is real or fake:
+    the true label of a clip listed as ``fake`` and ``debunked`` is uncertain. Rows with an empty label are not
+    compared.
 
     Args:
         files: access to the files of the corpus.
@@ -251,7 +252,7 @@ def read_corpus(
         corpus: a folder, a manifest file, a tar, or a pattern of tars such as ``shards/{000..099}.tar``.
         allow_outside: accept listed files outside the corpus folder, and follow links.
         label_map: maps further labels of a table, in lower case, to real or fake.
-        columns: maps names that a manifest should have to the columns that it has, such as ``{"path": "file"}``.
+        columns: maps the name of a column that FVC reads to its name in the manifest, such as ``{"path": "file"}``.
 
     Raises:
         UsageError: the corpus does not exist, cannot be read or has no known layout.
@@ -282,9 +283,10 @@ def read_corpus(
 
 
 def _name_of(corpus: Path) -> str:
-    """Return the name of a corpus: the name of its folder, or of its manifest file without the extension.
+    """Return the name of a corpus: the name of its folder, or of its manifest or tar without the extension.
 
-    If the file is called ``manifest``, the name is that of its folder. The same holds for a pattern of tars.
+    A file called ``manifest`` gets the name of its folder. A pattern such as ``shards/{000..099}.tar`` gets the name of
+    the folder before the first braces or wildcards, here ``shards``.
     """
     path = Path(os.path.abspath(corpus))  # noqa: PTH100 - a link keeps the name it was given by
     path = fixed_folder(path) if is_pattern(path) else path
@@ -299,9 +301,10 @@ TRUTHS = {"is_fake": _FAKES, "fake": _FAKES, "is_real": _REALS, "real": _REALS}
 
 
 def stated_label(cell: str, column: str = "label") -> str | None:
-    """Return the label in a cell of ``column`` in lower case; None for an empty cell.
+    """Return the label that a cell of ``column`` states, in lower case; None for an empty cell.
 
-    It is translated by ``label_map`` of ``READING``, or else as the name of the column says (``TRUTHS``).
+    A label that the user's ``label_map`` (in ``READING``) contains is translated to real or fake. Other labels are
+    translated only in columns with names such as ``is_fake``: there 1 means fake and 0 means real (``TRUTHS``).
     """
     text = escape_text(cell.strip().lower())
     meanings = {**TRUTHS.get(column.lower(), {}), **READING.get().label_map}
@@ -317,7 +320,10 @@ def label_map_hint(option: str = "-p label_map") -> str:
 
 
 def reading_options(config: RunConfig) -> dict[str, Any]:
-    """Return the options of ``read_corpora`` that the run's parameters give, by name."""
+    """Return the keyword arguments of ``read_corpora`` that the run's parameters give.
+
+    These are ``allow_outside``, ``label_map`` and ``columns``.
+    """
     return {"allow_outside": config.allow_outside, "label_map": config.label_map, "columns": config.columns}
 
 
@@ -338,13 +344,13 @@ def read_corpora(
         corpora: folders, manifests, tars and patterns of tars.
         links: folder that receives a folder with links to the corpora. None: no links are made, and the paths of the
             listing cannot be opened.
-        allow_outside: see ``read_corpus``.
-        label_map: see ``read_corpus``.
-        columns: see ``read_corpus``.
+        allow_outside: accept listed files outside the folder of their corpus, and follow links.
+        label_map: maps further labels of a table, in lower case, to real or fake.
+        columns: maps the name of a column that FVC reads to its name in the manifests.
 
     Raises:
         UsageError: a corpus cannot be read, is given twice or lies within another one.
-        DataError: see ``read_corpus``.
+        DataError: a corpus has no usable label, or is a published corpus that was not unpacked completely.
     """
     paths = [Path(corpus) for corpus in corpora]
     read = [read_corpus(path, allow_outside=allow_outside, label_map=label_map, columns=columns) for path in paths]
@@ -385,10 +391,10 @@ def place(name: str, path: str) -> str:
 
 
 def _placed(part: Listing) -> Listing:
-    """Return the listing ``part`` with the name of its corpus put in front of all names, for a joined listing.
+    """Return a copy of the listing ``part`` in which the name of its corpus is put in front of all names.
 
-    Renamed are paths, source ids, names of tables and stated groups. Groups of published corpora are not renamed,
-    because they mean the same in every corpus.
+    So names of several corpora can be joined to one listing. Paths, source ids (names of videos), names of tables and
+    stated groups are renamed. Groups of published corpora are not renamed, because they mean the same in every corpus.
     """
     own = "" if CORPORA.get(part.kind).title else f"{part.name}: "
     entries = tuple(

@@ -57,12 +57,15 @@ def probe_file(path_text: str) -> dict[str, Any]:
 def probe_reencoded(item: dict[str, Any]) -> dict[str, Any]:
     """Re-encode a video into the cache, and return the result of ``probe_file`` for the new file.
 
+    A recipe is a named set of encoder settings.
+
     Args:
-        item: a mapping with ``source``, path of the video, and ``encoded``, a list of the recipe's name and the cache.
+        item: a mapping with two keys: ``source`` is the path of the video; ``encoded`` is a list of the name of the
+            recipe and the path of the cache folder.
 
     Returns:
-        For a video that cannot be re-encoded, ``reason`` is ``not_reencoded``. If the file cannot be written, a mapping
-        with ``write_error``: errno, message and file.
+        The properties and hashes of the new file. For a video that cannot be re-encoded, ``reason`` is
+        ``not_reencoded``. If the new file cannot be written, the only key is ``write_error``: errno, message and file.
     """
     try:
         path = reencoded(item["source"], *item["encoded"])
@@ -82,7 +85,9 @@ def _unusable(error: VideoError) -> dict[str, Any]:
 
 
 def probed(path: Path, probe: VideoProbe, clip: Clip) -> dict[str, Any]:
-    """Return the result of ``probe_file`` for a video that is decoded already.
+    """Return the properties and hashes of a video that is decoded already.
+
+    The result has the keys ``probe``, ``content_sha256`` and ``perceptual_hash``, as that of ``probe_file``.
 
     Args:
         path: the video file.
@@ -166,7 +171,10 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class FileKind:
-    """Settings for probing videos, or for probing images."""
+    """Settings for probing files of one kind, videos or images.
+
+    To probe a file is to decode it in a worker process, and to record its properties and hashes.
+    """
 
     store: str  # prefix of the names of the files with stored results
     function: str  # ``module:name`` of the function that workers call; it returns the input of ``ProbeResult.read``
@@ -188,7 +196,10 @@ IMAGE_FILES = FileKind(
 
 
 def reencoded_files(recipe: str, cache_dir: AnyPath) -> FileKind:
-    """Return the kind of videos that are re-encoded by ``recipe`` into ``cache_dir`` before they are probed."""
+    """Return the settings for probing videos that are re-encoded first.
+
+    ``recipe`` is the name of the encoder settings. The re-encoded files are written to ``cache_dir`` and then probed.
+    """
     function, encoded = f"{__name__}:probe_reencoded", (recipe, str(cache_dir))
     store = f"{VIDEO_FILES.store}_{recipe}"
     return replace(VIDEO_FILES, store=store, function=function, timeout_seconds=REENCODE_SECONDS, encoded=encoded)
@@ -209,7 +220,10 @@ def probe_files(
     progress: Progress = None,
     writer: str = "",
 ) -> tuple[dict[str, ProbeResult], int]:
-    """Probe files; reuse the results stored in ``work_dir`` for files whose size and modification time are unchanged.
+    """Probe files in worker processes: decode each file, and record its properties and hashes.
+
+    Results are stored in ``work_dir``. Stored results are reused for files whose size and modification time are
+    unchanged.
 
     Args:
         kind: ``VIDEO_FILES``, ``IMAGE_FILES`` or a result of ``reencoded_files``.

@@ -1,4 +1,4 @@
-"""Make the protocol table of a run: the part of every video in every training, checked before anything trains.
+"""Make the protocol table of a run, which states the part (such as train or test) of every video in every training.
 
 A protocol is a rule that divides a corpus into videos that are trained on, tested and left out. A run has one or
 several trainings (folds) with different test videos. No protocol tests a video twice. INDEX, FOLDS and PROTOCOL are
@@ -13,12 +13,12 @@ leaks: it leaves out validation videos of tested groups, and training videos of 
 list, or on all its videos if it has none. A training video whose group is also tested is left out.
 
 ``leave_one_generator_out`` tests on fakes of a generator that the network never saw in training. Every group is
-assigned to one fold, and every fold has a target: the generator that it tests. Of its groups, a fold tests the reals
-and the fakes of the target. Of the other folds' groups, it trains on all videos except fakes of the target. Names mean
-the same generator if they differ only in case or punctuation. A name with ``+`` means that several generators made the
-fake. Fakes that share a generator with the target are not trained on. If there are more folds than generators, the
-generators with most groups are tested in several folds. If there are fewer folds, only the generators with most groups
-are tested.
+assigned to one fold, and every fold has a target: the generator that it tests. In its own groups, a fold tests the
+real videos and the fakes that the target made. In the groups of the other folds, it trains on all videos except fakes
+of the target. Names mean the same generator if they differ only in case or punctuation. A name with ``+`` means that
+several generators made the fake. Fakes that share a generator with the target are not trained on. If there are more
+folds than generators, the generators with most groups are tested in several folds. If there are fewer folds, only the
+generators with most groups are tested.
 
 ``leave_one_source_out`` tests every source on models that saw none of it. Sources are corpora, or the values of
 another column of the index or manifest (``source_column``). A group with videos of several sources joins these sources.
@@ -79,7 +79,10 @@ Tells = Callable[[pl.DataFrame, pl.DataFrame, tuple[str, ...]], tuple[float | No
 
 
 def _connected(table: pl.DataFrame, one: str, other: str) -> pl.Series:
-    """Return the number of each row's connected component as text; equal values of a column connect rows.
+    """Return for each of N rows the number of its connected component, as text.
+
+    Two rows are connected if they have equal values in at least one of the two columns. Rows that are connected through
+    other rows are in the same component, too.
 
     Args:
         table: N rows.
@@ -143,7 +146,7 @@ def _official(index: pl.DataFrame, *, strict: bool) -> pl.DataFrame:
 
 
 def refused_targets(targets: Sequence[str], corpora: Sequence[str]) -> str:
-    """Return why the corpora ``targets`` cannot be tested in a run on the corpora ``corpora``; empty if they can.
+    """Return an error message if ``targets`` cannot be the tested corpora of a run on ``corpora``; else an empty text.
 
     A target must be among ``corpora``, and at least one corpus must be left to train on.
     """
@@ -322,9 +325,10 @@ def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[st
 
 
 def _matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tells: Tells) -> pl.DataFrame:
-    """Return the part of every video in every training, with as many reals as fakes of similar metadata.
+    """Return the part of every video in every training; as many reals as fakes of similar metadata are used.
 
-    The table has one row per video and fold, with the columns of ``_parts_of_folds``.
+    The table has one row per video and fold, with the columns ``video_id group_id label home fold part target reason``
+    (see ``_parts_of_folds``). Videos that are not matched are left out.
 
     Args:
         index: INDEX table.
@@ -426,17 +430,21 @@ def _parts_of_folds(index: pl.DataFrame, folds: pl.DataFrame, num_folds: int) ->
 
 
 def source_expression(index: pl.DataFrame, column: str) -> pl.Expr:
-    """Return an expression for the source of each video: ``column`` of the index, or of the corpus's manifest."""
+    """Return a polars expression for the source of each video, as text.
+
+    The source is the value of ``column`` in the table ``index``. If the table has no such column, the value is read
+    from its column ``attributes``, JSON text with the further columns of the corpus's manifest.
+    """
     if column in index.columns:
         return pl.col(column).cast(pl.String)
     return pl.col("attributes").str.json_path_match(f"$['{column}']")
 
 
 def separate_sources(index: pl.DataFrame, column: str) -> pl.DataFrame:
-    """Return the columns ``video_id group_id label`` of the videos whose source is known, sorted by video.
+    """Return a table ``video_id label group_id`` of the videos whose source is known, sorted by video.
 
-    Two sources are not separate if a leakage group has videos of both. Such sources count as one. ``group_id`` is the
-    number of the resulting source, as text.
+    Here ``group_id`` is the number of the video's source, as text. Sources count as one source if a leakage group has
+    videos of both.
 
     Args:
         index: INDEX table.
@@ -457,10 +465,17 @@ def separate_sources(index: pl.DataFrame, column: str) -> pl.DataFrame:
 
 
 def _leave_one_source_out(index: pl.DataFrame, column: str, num_folds: int, seed: int) -> pl.DataFrame:
-    """Return a table ``video_id group_id label home fold part target reason`` with one row per video and training.
+    """Return the part of every video in every training, by the protocol ``leave_one_source_out``.
 
-    Videos without a source are left out. ``target`` is null, since a fold may test several sources. The other
-    arguments are those of ``separate_sources`` and ``make_folds``.
+    The table has one row per video and training, with the columns ``video_id group_id label home fold part target
+    reason``. ``home`` is the training that tests the video. Videos without a source are left out. ``target`` is null,
+    since a fold may test several sources.
+
+    Args:
+        index: INDEX table.
+        column: column of the index or of the manifest that names the source of each video.
+        num_folds: number of folds.
+        seed: chooses between equally good folds.
 
     Raises:
         DataError: there are fewer separate sources of a label than folds.
@@ -584,10 +599,11 @@ def folds_tested(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
-    """Return the videos that training ``fold`` uses; ``TrainingRows.split(fold)`` then divides them into parts.
+    """Return the videos that training ``fold`` uses, as ``TrainingRows``.
 
-    ``split(fold)`` tests the videos with fold number ``fold``. So this function gives that number to the tested videos,
-    and the number ``fold + 1`` to all others (training and validation).
+    The method ``TrainingRows.split(fold)`` then divides them into training, validation and test. It tests the videos
+    whose fold number is ``fold``. So this function gives the number ``fold`` to the tested videos, and ``fold + 1`` to
+    all others.
 
     Args:
         table: PROTOCOL table, with the part of every video in every training.
@@ -603,16 +619,19 @@ def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
 
 
 def all_rows(table: pl.DataFrame) -> TrainingRows:
-    """Return all videos that ``table`` uses in any training, for a final training without a test part.
+    """Return all videos that any training of a run uses, for a final training without a test part.
 
-    ``table`` is a PROTOCOL table. In the result all videos have fold 0.
+    ``table`` is the run's PROTOCOL table. In the result all videos have fold 0.
     """
     rows = table.filter(pl.col("part") != LEFT_OUT).unique("video_id").with_columns(fold=pl.lit(0, pl.Int64))
     return TrainingRows(rows.select(*FOLDS.columns).sort("video_id"))
 
 
 def sentence(table: pl.DataFrame) -> str:
-    """Return a sentence on a PROTOCOL table: name and meaning of the protocol, and the number of tested videos."""
+    """Return a sentence that names and explains the protocol of a run, and states the number of tested videos.
+
+    ``table`` is the run's PROTOCOL table.
+    """
     name = table["protocol"][0]
     tested = folds_tested(table).height
     all_videos = table["video_id"].n_unique()
@@ -639,9 +658,10 @@ def parts_table(table: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
 
 
 def left_out_table(table: pl.DataFrame) -> pl.DataFrame:
-    """Return a table ``reason label videos groups`` with numbers of left-out and leaking videos, and of their groups.
+    """Count the left-out and leaking videos, and their groups; return a table ``reason label videos groups``.
 
-    ``table`` is a PROTOCOL table. A video that has the same reason in several trainings is counted once.
+    ``table`` is a PROTOCOL table. The result has one row per reason and label. A video that has the same reason in
+    several trainings is counted once.
     """
     return (
         table.drop_nulls("reason")
@@ -652,7 +672,7 @@ def left_out_table(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def official_leaks(index: pl.DataFrame) -> pl.DataFrame:
-    """Return a table ``group_id train validation test paths`` of the groups that the official split divides.
+    """Return a table ``group_id train validation test paths`` of the leakage groups that the official split divides.
 
     ``train``, ``validation`` and ``test`` are numbers of videos. ``paths`` names up to four videos of the group with
     their parts. The table is empty if there is no official split.

@@ -76,8 +76,8 @@ def read_score_table(
         detectors: names of the detectors or columns to read; empty: all.
         higher_is_real: set this if higher scores mean real. Scores become 1 - score if all scores of a detector are
             from 0 to 1, else -score.
-        columns: maps names that the table should have to the columns that it has, such as ``{"label": "target"}``.
-        where: values by column; only the rows with all these values are read. Empty: all rows.
+        columns: maps the name of a column that FVC reads to its name in the file, such as ``{"label": "target"}``.
+        where: maps names of columns to values; only rows with all these values are read. None or empty: all rows.
 
     Raises:
         UsageError: the table does not exist, a column is missing, no row has a value of ``where``, or ``detectors`` has
@@ -119,7 +119,7 @@ def read_score_table(
 
 
 def _refuse(name: str, bad: pl.DataFrame, problem: str) -> None:
-    """Raise ``DataError`` if there are rows with a problem.
+    """Raise ``DataError`` if ``bad``, the rows with a problem, is not empty.
 
     Args:
         name: file name of the table.
@@ -137,10 +137,10 @@ def _number(column: str) -> pl.Expr:
 
 
 def _columns(table: LabelTable) -> dict[str, list[str]]:
-    """Map every known fact (such as ``video_id``, ``label`` or ``group_id``) to its columns in the table.
+    """Map every fact (such as ``video_id``, ``label`` or ``group_id``) to the names of its columns in the table.
 
-    If a fact has several columns, the first one with a value in a row is read. The list is empty if no column of the
-    table states the fact.
+    A fact may have several columns; the caller reads the first one that has a value in a row. The list is empty if no
+    column of the table states the fact.
 
     Raises:
         UsageError: the table has no column for videos or labels.
@@ -198,7 +198,8 @@ def _where(name: str, cells: pl.DataFrame, where: Mapping[str, str], notes: list
 def _labelled(name: str, cells: pl.DataFrame, label_map: Mapping[str, str], notes: list[str]) -> pl.DataFrame:
     """Return the rows that are labelled real or fake, with the additional column ``label``.
 
-    The generator of a real becomes its source, because tables name there where a video is from.
+    For a real video, a text in the column ``generator`` is moved to the column ``real_source``, if that is empty.
+    Tables often write there where a real video is from.
 
     Args:
         name: file name of the table, for messages.
@@ -226,8 +227,8 @@ def _labelled(name: str, cells: pl.DataFrame, label_map: Mapping[str, str], note
 def _scores(name: str, cells: pl.DataFrame, wanted: Sequence[str], notes: list[str]) -> pl.DataFrame:
     """Return a table ``row video_id detector text`` with one row per score; ``text`` is the text of the score's cell.
 
-    In a table with one column per detector, the ``wanted`` columns are read. If ``wanted`` is empty, those that
-    ``_score_columns`` finds are read.
+    A table may have one column per detector. Then the ``wanted`` columns are read. If ``wanted`` is empty, columns are
+    chosen by their names and values (``_score_columns``).
 
     Args:
         name: file name of the table, for messages.
@@ -272,9 +273,11 @@ def _scores(name: str, cells: pl.DataFrame, wanted: Sequence[str], notes: list[s
 def _score_columns(cells: pl.DataFrame, columns: Sequence[str]) -> dict[str, str]:
     """Map the name of each detector to its column, in a table with one column per detector.
 
-    The column ``score`` is preferred. Without it, columns of numbers are used that are named ``prob...``, ``score...``,
-    ``..._prob`` or ``..._score``. Without those, columns of numbers in [0, 1] are used that are neither constant nor
-    equal to the label.
+    Columns are chosen by the first of these rules that finds one:
+
+    1. the column ``score``;
+    2. columns of numbers that are named ``prob...``, ``score...``, ``..._prob`` or ``..._score``;
+    3. columns of numbers in [0, 1] that are neither constant nor equal to the label.
 
     Args:
         cells: rows of the table with the column ``label``.
@@ -324,9 +327,10 @@ def _join_frames(name: str, cells: pl.DataFrame, notes: list[str]) -> pl.DataFra
 
 
 def _videos(name: str, cells: pl.DataFrame) -> pl.DataFrame:
-    """Join the rows of each video; return a table with the columns video_id, label and ``FACTS``, sorted by id.
+    """Join the rows of each video to one row; return the table of videos, sorted by id.
 
-    ``FACTS`` are further columns on a video, such as its generator. The first row with a value counts.
+    It has the columns video_id, label and ``FACTS`` (group, generator, source and corpus). If several rows state a
+    fact, the first one is used.
 
     Args:
         name: file name of the table, for messages.
@@ -347,7 +351,7 @@ def _videos(name: str, cells: pl.DataFrame) -> pl.DataFrame:
 def with_corpus(
     table: ScoreTable, index: pl.DataFrame, duplicates: Mapping[str, str] | None = None
 ) -> tuple[ScoreTable, pl.DataFrame]:
-    """Complete a table of scores by the groups and facts that a corpus states for the same videos.
+    """Add the groups and other facts that a corpus states about its videos to a table of scores for the same videos.
 
     A row of the table matches a video of the corpus if the row's id is the video's path, id or source id in the index.
     Without such a match, paths are compared without extension: one path must be the end of the other, and the labels
@@ -393,11 +397,15 @@ def with_corpus(
 
 
 def _found(videos: pl.DataFrame, index: pl.DataFrame, duplicates: Mapping[str, str]) -> pl.DataFrame:
-    """Return the rows of ``index`` that match ``videos``, with the order and the ids of ``videos``.
+    """Return the rows of ``index`` that match ``videos``, in the order of ``videos`` and with their ids.
 
-    Videos that match no row or several rows are left out. ``with_corpus`` describes how names are
-    matched. ``duplicates`` maps the path of a file that ``index`` leaves out to the path there of the file
-    of equal content.
+    Names are matched exactly or by the end of the path, see ``with_corpus``. Videos that match no row or several rows
+    are left out.
+
+    Args:
+        videos: table with the columns ``video_id`` and ``label``.
+        index: INDEX table of the corpus.
+        duplicates: maps the path of a file that is not in ``index`` to the path of a file of equal content that is.
     """
     known = index.with_row_index("place").select("place", "path", "video_id", "source_id", of_corpus="label")
     copies = pl.DataFrame(list(duplicates.items()), schema={"name": pl.String, "path": pl.String}, orient="row")
@@ -418,9 +426,12 @@ def _found(videos: pl.DataFrame, index: pl.DataFrame, duplicates: Mapping[str, s
 
 
 def found_in_corpus(table: ScoreTable, config: RunConfig, folder: Path) -> tuple[ScoreTable, pl.DataFrame]:
-    """Index ``config.corpus`` as a run does, and return the result of ``with_corpus`` for this index.
+    """Index the corpus ``config.corpus``, and complete a table of scores by the groups and facts of this corpus.
 
     The tables of the index are written to ``folder``.
+
+    Returns:
+        (table, rows), as ``with_corpus`` returns them: the completed table, and the INDEX rows of the matching videos.
 
     Raises:
         UsageError: ``config.corpus`` is no corpus.

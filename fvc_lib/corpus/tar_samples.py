@@ -24,7 +24,9 @@ _ENDINGS = (TAR_SUFFIX, ".tgz", *(f"{TAR_SUFFIX}.{kind}" for kind in ("gz", "bz2
 
 @dataclass(frozen=True)
 class TarSample:
-    """A video in a tar with its texts; or texts without a video, which are refused.
+    """A video in a tar with the texts that belong to it, such as its label or caption.
+
+    It may also stand for texts without a video. Then ``refusal`` is set, because such a sample cannot be used.
 
     ``cells`` maps the names of the scalars in ``KEY.json``, in lower case, to their texts. The names ``.cls`` and
     ``.txt`` are mapped to the contents of ``KEY.cls`` and ``KEY.txt``.
@@ -39,8 +41,8 @@ class TarSample:
 def tars_in(corpus: Path) -> list[str]:
     """Return the sorted names of the tars of ``corpus``: a tar, a folder of tars, or a pattern of paths.
 
-    Names are relative to the root of ``tar_files``. Hidden files are left out. Compressed tars are included, although
-    they cannot be read.
+    Names are relative to the folder that holds the tars (see ``tar_files``). Hidden files are left out. Compressed tars
+    are included, although they cannot be read.
 
     Raises:
         UsageError: the pattern is unusable (see ``run_paths.tars_of``).
@@ -52,9 +54,10 @@ def tars_in(corpus: Path) -> list[str]:
 
 
 def tar_files(corpus: Path, allow_outside: bool | None = None) -> CorpusFiles:
-    """Return a ``CorpusFiles`` for the videos in the folder that holds the tars of ``corpus``.
+    """Return a ``CorpusFiles`` (access to files) for the videos in the folder that holds the tars of ``corpus``.
 
-    For a pattern of paths, it is the part of the path before the first name with braces or wildcards.
+    If ``corpus`` is a pattern such as ``shards/{000..099}.tar``, the folder is the part before the first name with
+    braces or wildcards, here ``shards``.
     """
     folder = fixed_folder(corpus) if is_pattern(corpus) else corpus if corpus.is_dir() else corpus.parent
     return CorpusFiles(folder, "video", allow_outside)
@@ -135,10 +138,11 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections) -> Iterato
 
 
 def _read_texts(contents: Contents, names: Sequence[str]) -> dict[str, str]:
-    """Read the texts of a sample; return them as the ``cells`` of a ``TarSample``.
+    """Read the texts of a sample; return a mapping from names to texts, the ``cells`` of a ``TarSample``.
 
-    ``contents`` are the members of the tar, and ``names`` those that hold the texts. Values in the JSON object that are
-    lists or objects are left out.
+    ``contents`` are the members (files) of the tar, and ``names`` are the names of the members that hold texts. The
+    content of a ``.txt`` or ``.cls`` file has this extension as its name. Values of the ``.json`` file have their own
+    names in lower case; lists, objects and null are left out.
 
     Raises:
         ValueError: a text is too long, is no UTF-8 or JSON, or has the same kind as another one.

@@ -76,7 +76,8 @@ class PairListing:
 def read_pairs(manifest: AnyPath, separator: str = ",", *, allow_outside: bool = False) -> PairListing:
     """List the pairs of a manifest, a table with one row per pair of a video and a text.
 
-    Columns are ``path`` (or ``video_path``), ``text`` (or ``caption``) and, if present, ``split`` and ``group``.
+    The needed columns are ``path`` (or ``video_path``) and ``text`` (or ``caption``). The columns ``split`` and
+    ``group`` are optional.
 
     Args:
         manifest: a .parquet file, or separated text in UTF-8 (a byte order mark is allowed).
@@ -149,7 +150,10 @@ def _listing(
 
 
 def video_text_root(config: RunConfig) -> Path:
-    """Return the folder that the pairs' paths are relative to, without reading or generating anything.
+    """Return the folder that the paths of the pairs (videos with texts) are relative to; nothing is generated.
+
+    It is the folder of the manifest or of the tars. If ``config.corpus`` is empty, it is the folder of the sample
+    corpus.
 
     Raises:
         UsageError: ``config.corpus`` is neither a manifest, a folder with a single table, nor tars.
@@ -179,10 +183,11 @@ def index_video_texts(
 ) -> SplitIndex:
     """List the pairs of ``config.corpus``, probe their videos, and split them into train, validation and test.
 
-    If ``config.corpus`` is empty, the sample corpus is generated and used.
+    If ``config.corpus`` is empty, the sample corpus is generated and used. To probe a video is to decode it and to
+    record its properties and hashes. Probes are stored under ``config.cache_dir``; a later call continues from them.
 
-    The result depends on the files, the manifest's rows and the seed, not on the rows' order, the worker count or the
-    place of the corpus. Probes are stored under ``config.cache_dir``; a later call continues from them.
+    The result depends on the files, the rows of the manifest and the fields of ``config`` below. It does not depend on
+    the order of the rows, the number of workers or the location of the corpus.
 
     Args:
         config: ``corpus``, ``manifest_separator``, ``near_duplicate_bits``, ``max_rejected_share``
@@ -220,8 +225,8 @@ def index_of(
         rejected_path: write the REJECTED table here if too many pairs are lost.
 
     Raises:
-        DataError: see ``index_video_texts``.
-        LeakageError: see ``index_video_texts``.
+        DataError: no pair is usable, too many are lost, or there are too few groups for three parts.
+        LeakageError: the manifest's own split has a group or a video in two parts.
     """
     rejections = listing.rejections
 

@@ -47,7 +47,7 @@ class ClassicalModel:
 
 
 def fit_scaling(values: Values) -> Arrays:
-    """Compute from training values the arrays that ``scaled`` needs.
+    """Compute the medians, means and standard deviations of training features, with which ``scaled`` standardises.
 
     Args:
         values: float64 (N, F), NaN where missing.
@@ -84,7 +84,7 @@ def scaled(arrays: Arrays, values: Values) -> Values:
         values: float64 (N, F), NaN where missing.
 
     Raises:
-        ValueError: the arrays do not fit the values, though NumPy might broadcast them.
+        ValueError: the arrays are made for another number of columns than ``values`` has.
     """
     filled = _filled(arrays, values)
     if {arrays[name].shape for name in ("mean", "scale")} != {filled.shape[1:]}:
@@ -142,19 +142,22 @@ _TREES = tuple({"rounds": rounds, "leaves": leaves} for leaves, rounds in ((3, 4
 def _smallest_leaf(num_rows: int) -> int:
     """Return the least number of rows in a leaf of a tree: a tenth of ``num_rows``, at least 3 and at most 20.
 
-    With 50 videos the usual 20 would allow a single split.
+    scikit-learn's default is always 20, which would allow only a single split with 50 videos.
     """
     return min(max(num_rows // 10, 3), 20)
 
 
 def boosting(num_rows: int, rounds: int, leaves: int, categorical: Sequence[bool] | None = None) -> Any:
-    """Return a ``HistGradientBoostingClassifier`` to be fitted to ``num_rows`` rows, few of which are in a leaf.
+    """Return an unfitted ``HistGradientBoostingClassifier`` for a training part of ``num_rows`` rows.
+
+    The least number of rows in a leaf is adapted to small training parts: a tenth of the rows, at least 3 and at most
+    20.
 
     Args:
         num_rows: number of rows of the training part.
         rounds: number of trees.
         leaves: largest number of leaves of a tree.
-        categorical: for every column whether it holds categories; None: none does.
+        categorical: for every column whether it holds categories; None: no column does.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier  # takes a second to load
 

@@ -18,7 +18,11 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec
 
 
 def volatility(features: Values) -> Values:
-    """Return the standard deviations of second-order differences, float64 (N,), of features (N, T, F); T at least 4."""
+    """Return the standard deviation of second-order differences for each of N videos, float64 (N,).
+
+    ``features`` are those of T frames per video, (N, T, F), T at least 4. A second-order difference is the difference
+    of two successive distances between neighbouring frames.
+    """
     distances = np.linalg.norm(np.diff(features, axis=1), axis=2)
     return np.asarray(np.diff(distances, axis=1).std(1, ddof=1))
 

@@ -19,7 +19,7 @@ _known: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
 
 
 class Residual(nn.Module):
-    """The trained part of a weight (out, in).
+    """The trained part of a weight matrix (out, in): U diag(s) V, the part with its smallest singular values.
 
     Args:
         left: U, float (out, rank).
@@ -97,7 +97,11 @@ def adapt(trunk: nn.Module, rank: int) -> list[nn.Parameter]:
 
 
 def penalty(network: nn.Module) -> Tensor | None:
-    """Return the mean of ``Residual.penalty`` over the split layers of ``network``, a scalar; None if none is split."""
+    """Return the penalty on the trained parts of weights, averaged over the split layers of ``network``, a scalar.
+
+    A split layer has a frozen and a trained part of its weight (see ``adapt``). ``Residual.penalty`` is the penalty of
+    one layer: it keeps the trained part orthogonal to the frozen part. The result is None if no layer is split.
+    """
     found = []
     for part in network.modules():
         if isinstance(part, parametrize.ParametrizationList) and isinstance(part[0], Residual):

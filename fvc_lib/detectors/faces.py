@@ -75,7 +75,11 @@ def face_points(frames: npt.NDArray[np.uint8]) -> Boxes | None:
 
 
 def _followed(frames: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], Boxes] | None:
-    """Return the frame indices in which the largest face was found, (K,), and its rows of ``faces_in``, (K, 14)."""
+    """Return ``(indices, faces)`` of the largest face of a clip, in the K searched frames in which it was found.
+
+    ``indices`` (K,) are the indices of these frames. ``faces`` (K, 14) hold the box and five points of the face in each
+    of them, as described for ``faces_in``. The result is None if there is no face.
+    """
     looks = np.unique(np.round(np.linspace(0, len(frames) - 1, _LOOKS)).astype(int))
     found = [faces_in(frames[look]) for look in looks]
     track = largest_track(found)
@@ -85,7 +89,10 @@ def _followed(frames: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], Box
 
 
 def _interpolated(num_frames: int, at: npt.NDArray[np.int64], values: Boxes) -> Boxes:
-    """Return values (K, V) at the frame indices ``at``, (K,), for all T frames, (T, V)."""
+    """Interpolate values linearly over time: from ``values`` (K, V) at the frame indices ``at`` (K,) to all T frames.
+
+    The result is (T, V), where T is ``num_frames``.
+    """
     return np.stack([np.interp(np.arange(num_frames), at, column) for column in values.T], axis=1)
 
 

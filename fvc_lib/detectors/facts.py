@@ -85,7 +85,10 @@ SIZES = Path(__file__).with_name("sizes.json")
 
 
 def facts_of_all() -> list[DetectorFacts]:
-    """Return the facts about all detectors, with the sizes in the file ``SIZES``; a network not in it is built."""
+    """Return the facts about all detectors.
+
+    Sizes and costs are read from the file ``SIZES``. A network that is not in the file is built to measure them.
+    """
     sizes = json.loads(SIZES.read_text())
     return [facts_of(name, sizes.get(name)) for name in DETECTORS.names()]
 
@@ -93,11 +96,11 @@ def facts_of_all() -> list[DetectorFacts]:
 def facts_of(name: str, size: Mapping[str, Any] | None = None) -> DetectorFacts:
     """Return the facts about the detector ``name``.
 
-    Without ``size`` its network is built on torch's meta device, which takes no memory and loads no weights. ``size``
-    has ``num_parameters`` and ``gflops``.
+    ``size`` holds the known ``num_parameters`` and ``gflops``. If it is not given, the network is built on torch's meta
+    device to measure them. This takes no memory and loads no weights.
 
     Raises:
-        UsageError: the name is unknown, or is a file without the name of a class in it.
+        UsageError: the name is unknown, or it is the path of a file but does not name a class in that file.
     """
     DETECTORS.check(name)
     spec = dict(DETECTORS.items()).get(name) or DETECTORS.get(name)

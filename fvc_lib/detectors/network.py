@@ -113,9 +113,10 @@ class Trunk(nn.Module):
         return torch.frombuffer(bytearray.fromhex(weights_digest(super().state_dict())), dtype=torch.uint8)
 
     def state_dict(self, *args: Any, **options: Any) -> Any:
-        """Return the weights by name; for a frozen trunk only their SHA-256, as ``digest``.
+        """Return the weights by name.
 
-        A frozen trunk has the published weights, so checkpoints need not store them.
+        A frozen trunk has the published weights, so checkpoints need not store them. For a frozen trunk the result has
+        a single entry ``digest``, the SHA-256 of the weights.
         """
         if not self.is_frozen:
             return super().state_dict(*args, **options)
@@ -183,7 +184,7 @@ class PictureTrunk(Trunk):
         return self.network(pictures)
 
     def stages(self) -> tuple[tuple[nn.Parameter, ...], ...]:
-        """Return the parameters, one tuple per stage, as ``parameters_by_stage`` divides the network."""
+        """Return the parameters of the network, one tuple per stage; ``parameters_by_stage`` defines the stages."""
         return parameters_by_stage(self.network)
 
 
@@ -278,10 +279,10 @@ def _headed(spec: DetectorSpec, config: RunConfig) -> Detector:
 
 
 def trunk_of_config(spec: DetectorSpec, config: RunConfig) -> Any:
-    """Build the trunk of ``spec`` for the clips and with the weights of ``config``.
+    """Build the trunk (network without head) of ``spec``, for the clip size and with the weights in ``config``.
 
     Raises:
-        UsageError: as for ``built_trunk`` and ``weights_path``.
+        UsageError: the detector has no trunk; or the weights do not exist, do not fit, or belong to a run or bundle.
     """
     clips, weights = config.clips, weights_path(config.model_weights)
     return built_trunk(spec, TrunkOptions(config.model, clips.num_frames, clips.side, weights))
@@ -387,9 +388,10 @@ def without_class_layer(network: nn.Module) -> int:
 
 
 def blocks_of(network: nn.Module, *names: str) -> tuple[nn.Module, ...]:
-    """Return the parts of the first attribute in ``names`` that is a list of modules, else ``layer1`` to ``layer4``.
+    """Return the blocks of a network, the parts whose activations gradient checkpointing may recompute.
 
-    The result is empty if the network is built in another way.
+    They are the parts of the first attribute in ``names`` that is a list of modules. If there is no such attribute,
+    they are the attributes ``layer1`` to ``layer4``. The result is empty if the network has none of these.
     """
     for name in names:
         parts = getattr(network, name, None)
@@ -408,7 +410,10 @@ def blocks_of(network: nn.Module, *names: str) -> tuple[nn.Module, ...]:
 
 
 class Mean(nn.Module):
-    """A head: a linear layer on the mean of the features over the frames; with ``normalise``, after a layer norm."""
+    """A head: a linear layer on the mean of the features over the frames.
+
+    With ``normalise``, the mean passes through a layer norm before the linear layer.
+    """
 
     def __init__(self, num_features: int, *, normalise: bool = True) -> None:
         super().__init__()
@@ -421,7 +426,10 @@ class Mean(nn.Module):
 
 
 class Attention(nn.Module):
-    """A head: a linear layer on the frames' mean, weighted by attention without gate (M. Ilse et al., ICML 2018)."""
+    """A head: a linear layer on a weighted mean of the frames' features, with learned attention weights.
+
+    The attention has no gate (M. Ilse et al., ICML 2018).
+    """
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -516,12 +524,13 @@ HEADS: dict[str, Callable[[int], nn.Module]] = {"mean": Mean, "attention": Atten
 
 
 def tune(network: nn.Module, what: str) -> None:
-    """Choose which parameters of ``network`` are trained; the others require no gradient afterwards.
+    """Choose the parameters of ``network`` that are trained; the others require no gradient afterwards.
 
     Args:
         network: the network.
-        what: ``all`` or ``head``. Or a word that adds parts to the head: ``norms`` (all norms), ``last:N`` (the last N
-            stages), ``effort`` or ``effort:RANK`` (parts of attention weights, see ``effort.py``).
+        what: ``all``: all parameters. ``head``: only the head. ``norms``: the head and all normalisation layers.
+            ``last:N``: the head and the last N stages. ``effort`` or ``effort:RANK``: the head and parts of attention
+            weights (see ``effort.py``).
 
     Raises:
         UsageError: ``what`` names a part that the network does not have.
@@ -613,7 +622,7 @@ def num_trained_stages(epoch: int, num_stages: int, *, freeze_epochs: int, stage
 
 
 def train_last(stages: Sequence[Iterable[nn.Parameter]], number: int) -> None:
-    """Train the parameters of the last ``number`` stages, and freeze those of the others."""
+    """Make the parameters of the last ``number`` stages trainable, and freeze the parameters of the other stages."""
     for place, stage in enumerate(stages):
         for parameter in stage:
             parameter.requires_grad_(place >= len(stages) - number)

@@ -39,11 +39,14 @@ _EVEN_STAGES = 4  # stages of a network whose blocks all have outputs of one sha
 
 
 class StageTrunk(PictureTrunk):
-    """A trunk on single frames that also returns the statistics of its stages.
+    """A trunk on single frames whose features also include statistics of its intermediate stages.
+
+    The statistics are the mean and standard deviation, over the picture, of every channel at the end of every stage.
 
     Args:
-        trunk: the network. Its stages are sought among its ``recomputable`` blocks, those of gradient checkpointing.
-        side: side of the frames in pixels. The shapes of outputs are found by computing one picture of this size.
+        trunk: the network. The ends of its stages are chosen among its ``recomputable`` blocks (those of gradient
+            checkpointing).
+        side: side of the frames in pixels. One picture of this size is computed to find the shapes of outputs.
     """
 
     def __init__(self, trunk: PictureTrunk, side: int) -> None:
@@ -66,7 +69,10 @@ class StageTrunk(PictureTrunk):
 
 
 def _fold_norms(part: nn.Module) -> None:
-    """Fold batch norms into the convolutions before them, in place, which takes a quarter less time on a CPU."""
+    """Fold each batch norm of ``part`` into the convolution before it, in place.
+
+    The network then takes a quarter less time on a CPU.
+    """
     pairs = list(pairwise(part.named_children())) if isinstance(part, nn.Sequential) else []
     for (name, convolution), (following, norm) in pairs:
         if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
@@ -96,10 +102,11 @@ def _described(outputs: Sequence[Tensor], features: Tensor) -> Tensor:
 
 
 def _ends_of_stages(outputs: Sequence[Tensor]) -> list[int]:
-    """Return the index of the last block of every stage, a series of consecutive blocks with outputs of equal shape.
+    """Return the index of the last block of every stage of a network.
 
-    If all outputs have the same shape, as in a vision transformer, up to four indices are returned: at even distances,
-    the last block included. ``outputs`` has the output of every block.
+    ``outputs`` holds the output of every block. A stage is a series of consecutive blocks with outputs of equal shape.
+    If all outputs have the same shape, as in a vision transformer, up to four indices at even distances are returned;
+    the last of them is the last block.
     """
     shapes = [output.shape for output in outputs]
     ends = [number for number, shape in enumerate(shapes) if number + 1 == len(shapes) or shapes[number + 1] != shape]
@@ -129,11 +136,11 @@ _PAPER = "G. Alain and Y. Bengio, Understanding intermediate layers using linear
 
 
 def on_trunk(trunk: DetectorSpec, wrap: Callable[[Any, TrunkOptions], Any], **fields: Any) -> DetectorSpec:
-    """Return the declaration of a model on the features of a frozen trunk.
+    """Return the ``DetectorSpec`` of a model that classifies the features of a frozen trunk.
 
     Args:
-        trunk: declaration of the trunk.
-        wrap: function of the built trunk and the options it was built with; it returns the trunk to use.
+        trunk: ``DetectorSpec`` of the trunk.
+        wrap: function that takes the built trunk and its ``TrunkOptions``, and returns the trunk to use.
         fields: fields of ``DetectorSpec`` that replace those of the trunk.
     """
 
@@ -145,7 +152,10 @@ def on_trunk(trunk: DetectorSpec, wrap: Callable[[Any, TrunkOptions], Any], **fi
 
 
 def on_frames(trunk: Any, options: TrunkOptions) -> PictureTrunk:
-    """Return ``trunk`` if it computes the features of every frame, as recipes on the path of features over time need.
+    """Return ``trunk`` unchanged if it computes features of every single frame; raise ``UsageError`` otherwise.
+
+    Detectors that examine how features change over time need such a trunk. ``options`` holds the name of the detector,
+    for the error message.
 
     Raises:
         UsageError: the trunk computes features of whole clips.
@@ -160,15 +170,16 @@ def on_frames(trunk: Any, options: TrunkOptions) -> PictureTrunk:
 def published(
     recipe: DetectorSpec, default: str, wrap: Callable[[Any, TrunkOptions], Any] = on_frames, **on_default: Any
 ) -> DetectorSpec:
-    """Return ``recipe``, the declaration of a published recipe such as D3, for the features of trunks on single frames.
+    """Return the ``DetectorSpec`` of a published method, such as D3, that can be used with any trunk on single frames.
 
-    A name such as ``d3:TRUNK`` gives the declaration on TRUNK, with its side, normalisation and weights.
+    The name ``d3``, for example, stands for the method with the trunk ``default``, and ``d3:TRUNK`` for the method with
+    another trunk. Input side, normalisation and weights are those of the trunk.
 
     Args:
-        recipe: citation, clips and estimator.
-        default: name of the trunk on which the recipe was published.
-        wrap: as for ``on_trunk``.
-        on_default: fields of ``DetectorSpec`` that replace those of the trunk ``default``.
+        recipe: ``DetectorSpec`` with the citation, clips and estimator of the method.
+        default: name of the trunk with which the method was published.
+        wrap: function that takes the built trunk and its ``TrunkOptions``, and returns the trunk to use.
+        on_default: fields of ``DetectorSpec`` that are replaced if the trunk is ``default``.
     """
     fields = ("family", "bibtex", "licence", "num_frames", "frame_sampling", "frame_fit", "estimator")
     own = {field: getattr(recipe, field) for field in fields}

@@ -1,10 +1,10 @@
-"""``restrav:TRUNK``: ReStraV, a small classifier of how straight and how evenly the features of a video move.
+"""``restrav:TRUNK``: ReStraV, a small classifier on how straight and how even the path of a video's features is.
 
 The features of 24 frames, over the two seconds in the middle of a video, are points of a path. A video is described by
 21 numbers: the first seven distances of neighbouring points, the first six angles between neighbouring steps, and
-mean, least, most and variance of all distances and of all angles. The classifier is a network of layers with 64, 32 and
-1 units, trained for ten epochs, all as published. The publisher leaves rows of the more frequent label out; here the
-loss weighs both labels alike instead.
+mean, minimum, maximum and variance of all distances and of all angles. The classifier is a network of layers with 64,
+32 and 1 units, trained for ten epochs, all as published. The publisher balances the labels by leaving out rows of the
+more frequent one; here the loss gives both labels the same weight instead.
 
 The default trunk is DINOv2 ViT-S/14 as published: all its output tokens are features, and pixels are fractions of
 white, not normalised further. Other trunks are used with their own normalisation.
@@ -32,7 +32,10 @@ _BATCH, _RATE = 32, 1e-3
 
 
 class PathTrunk(Trunk):
-    """A trunk (feature extractor) on clips: the 21 numbers on the path of another trunk's features of frames."""
+    """A trunk (feature extractor) that describes a clip by 21 numbers: distances and angles along a path.
+
+    The points of the path are the features of the clip's frames, computed by another trunk. See ``path_numbers``.
+    """
 
     def __init__(self, trunk: PictureTrunk) -> None:
         super().__init__(trunk, _NUM_FEATURES, weights=trunk.weights)
@@ -57,7 +60,8 @@ class PathTrunk(Trunk):
 def path_numbers(points: Tensor) -> Tensor:
     """Return the 21 features of B paths, float (B, 21), from their points, float (B, T, F), with T at least 8.
 
-    They are distances between neighbouring points, and angles between neighbouring steps in degrees.
+    A step leads from a point to the next. The features are the lengths of the first seven steps; the first six angles
+    between neighbouring steps, in degrees; and mean, minimum, maximum and variance of all lengths and of all angles.
     """
     steps = points.diff(dim=1)
     distances = steps.norm(dim=2)

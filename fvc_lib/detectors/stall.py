@@ -3,7 +3,8 @@
 Nothing is trained, and no fake is looked at. Two Gaussians are fitted to the real videos of the training part: one to
 the features of frames, one to the differences of neighbouring frames' features, divided by their length. A video has
 two likelihoods: the largest of its frames under the first Gaussian, and the smallest of its differences under the
-second. Each becomes the share of real training videos that are no more likely. The score is the mean of both shares.
+second. Each likelihood is replaced by the share of real training videos whose likelihood is not larger. The score is
+the mean of both shares; a low score means fake.
 
 As published, 16 frames are taken, 8 a second, and resized to a square. Unlike the published method, the frames are
 from the middle of the video instead of a random place. The first Gaussian is fitted to the middle frame of every video
@@ -57,10 +58,11 @@ def changes(features: Values) -> tuple[Values, Values]:
 
 
 def likelihoods(arrays: Arrays, features: Values) -> tuple[Values, Values]:
-    """Return two log likelihoods for each of N videos with features (N, T, F).
+    """Return two log likelihoods for each of N videos with features (N, T, F), both float64 (N,).
 
-    They are float64 (N,): the largest of the frames, and the smallest of the changes between neighbouring frames. Equal
-    neighbours are left out; if all frames are equal, the second one is infinite.
+    The first is the largest log likelihood of the video's frames. The second is the smallest log likelihood of the
+    changes between neighbouring frames. Frames that equal their neighbour are left out; if all frames are equal, the
+    second value is infinite. ``arrays`` holds the fitted Gaussians.
     """
     directions, lengths = changes(features)
     of_frames = log_likelihoods(features, arrays["frame_mean"], arrays["frame_matrix"])
@@ -86,7 +88,10 @@ def _fit(features: Values, labels: Labels, weights: Values, settings: Settings) 
 
 
 def _logits(arrays: Arrays, features: Values) -> Values:
-    """Return 0.5 minus the published score of N videos, float64 (N,), of features (N, T, F)."""
+    """Return scores of N videos with features (N, T, F), float64 (N,), higher for fake.
+
+    They are 0.5 minus the published score, which is higher for real videos.
+    """
     of_frames, of_changes = likelihoods(arrays, features)
     found = [
         np.searchsorted(arrays[f"{kind}_likelihoods"], values, side="right") / len(arrays[f"{kind}_likelihoods"])

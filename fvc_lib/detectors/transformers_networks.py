@@ -1,7 +1,8 @@
 """Networks of the transformers package: encoders of pictures, and video transformers.
 
-CLIP, DINOv2, DINOv3 and SigLIP see frame by frame; in X-CLIP eight neighbouring frames exchange messages. TimeSformer,
-VideoMAE, ViViT and V-JEPA 2 see whole clips. Their features are the input of the class layer, which is removed.
+CLIP, DINOv2, DINOv3 and SigLIP process every frame alone. In X-CLIP eight neighbouring frames exchange information.
+TimeSformer, VideoMAE, ViViT and V-JEPA 2 process whole clips. Their class layer is removed; its inputs are the
+features.
 
 Weights are read from a folder that ``save_pretrained`` wrote; its ``config.json`` states the size of the network.
 Without such a folder the network has the published size and random weights. Nothing is downloaded, and no code in a
@@ -321,7 +322,9 @@ _SIZES = (
 
 
 def note_of_another_network(found: Any, published: Any, name: str) -> tuple[str, ...]:
-    """Return a tuple with one sentence on how a folder's network differs from the published one; empty if it does not.
+    """Return a note (a tuple of one sentence) if the size of a folder's network differs from the published network.
+
+    The tuple is empty if all compared settings are equal.
 
     Args:
         found: configuration (of the transformers package) in the folder.

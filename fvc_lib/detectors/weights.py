@@ -40,7 +40,7 @@ _UNREADABLE = (
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """The origin of a network's weights."""
+    """The origin of a network's weights: the file, folder or package they came from, its digest and their licence."""
 
     source: str  # the file or folder, or the package that brings them
     sha256: str  # hexadecimal digest of the file, or of the names and contents of a folder's files

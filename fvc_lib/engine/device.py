@@ -79,14 +79,14 @@ def cuda_kernels(compute: ComputeDevice) -> Iterator[None]:
 def device_memory_probe(device: torch.device) -> Callable[[], DeviceMemory] | None:
     """Return a function that measures the memory of the CUDA device ``device``; None for other devices.
 
-    The function is the argument ``probe`` of ``MemoryObserver.watch_device``.
+    The function takes no argument. It can be given to ``MemoryObserver.watch_device`` as ``probe``.
     """
     return (lambda: _cuda_memory(device)) if device.type == "cuda" else None
 
 
 @contextmanager
 def deterministic_algorithms(device: torch.device) -> Iterator[None]:
-    """Return a context in which torch raises an error for non-deterministic operations if ``device`` is the CPU.
+    """Make torch raise an error for non-deterministic operations within the block, if ``device`` is the CPU.
 
     Such operations give slightly different results from run to run. On other devices they stay allowed, because some
     have no deterministic version there.
@@ -238,7 +238,7 @@ def training_batch_norms(model: nn.Module) -> list[str]:
 
 
 class Precision:
-    """Mixed precision on a device: autocast and loss scaling. Both do nothing if the precision is float32."""
+    """Mixed precision on a device: autocast, and loss scaling for float16. Both do nothing in float32."""
 
     def __init__(self, compute: ComputeDevice) -> None:
         self._device_type = compute.device.type
@@ -256,7 +256,8 @@ class Precision:
     def autocast(self, *, enabled: bool = True) -> AbstractContextManager[None]:
         """Return a context manager for forward passes and losses; in mixed precision it is ``torch.autocast``.
 
-        Inside of it, one with ``enabled`` False is for a backward pass.
+        With ``enabled=False`` the context manager turns autocast off again. Use this for a backward pass that is
+        computed within an autocast block.
         """
         if self._amp_dtype is None:  # entering a disabled one costs 50 microseconds
             return nullcontext()
@@ -264,12 +265,18 @@ class Precision:
 
     @property
     def scales_losses(self) -> bool:
-        """Return whether losses are scaled, which holds for float16. The scaler skips steps with infinite gradients."""
+        """Return whether losses are scaled, which is the case in float16 only.
+
+        The loss scaler then skips optimizer steps with infinite gradients.
+        """
         return bool(self.scaler.is_enabled())
 
     @property
     def overflow_is_normal(self) -> bool:
-        """Return whether the loss scale may be the cause of an infinite gradient; False if the scale is below 1."""
+        """Return whether an infinite gradient may simply come from a large loss scale.
+
+        It is False if losses are not scaled, or if the scale is already below 1.
+        """
         return self.scales_losses and float(self.scaler.get_scale()) >= 1
 
     def _new_scaler(self) -> torch.amp.GradScaler:

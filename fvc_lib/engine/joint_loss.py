@@ -1,7 +1,8 @@
-"""Compute joint losses, which compare the samples of an effective batch, without the activations of all in memory.
+"""Compute joint losses: losses that compare the samples of an effective batch with one another.
 
-An effective batch has the samples of one optimizer step. It is computed in micro-batches (parts that fit into memory),
-and may be shared by several ranks (processes). A contrastive loss is a joint loss.
+A contrastive loss is a joint loss. An effective batch has the samples of one optimizer step. It is computed in
+micro-batches (parts that fit into memory), and may be shared by several ranks (processes). The activations of all
+samples are never in memory at once:
 
 1. The compared outputs are computed without gradients, micro-batch by micro-batch, and exchanged between the ranks.
 2. Every rank computes the loss of all samples, and its gradients with respect to the outputs.
@@ -28,19 +29,20 @@ def joint_part(task: object) -> JointLoss | None:
 
 
 def compared_of(task: JointLoss, outputs: Outputs, batch: Batch) -> Outputs:
-    """Return the inputs of ``task``'s joint loss for one micro-batch by name, on the CPU.
+    """Return the inputs of ``task``'s joint loss for one micro-batch, as CPU tensors by name.
 
-    They are selected from the model's ``outputs`` and from the tensors of ``batch``. Outputs are converted to float32
-    even under autocast, because a joint loss multiplies similarities by a large factor.
+    The inputs are selected from the model's ``outputs`` and from the tensors of ``batch``. Outputs are converted to
+    float32 even under autocast, because a joint loss multiplies similarities by a large factor.
     """
     compared = {name: outputs[name].detach().float().cpu() for name in task.joint_outputs}
     return compared | {name: batch.tensors[name].cpu() for name in task.joint_tensors}
 
 
 def joined(parts: Iterable[Outputs]) -> Outputs:
-    """Return the tensors of ``parts`` concatenated by name along the first dimension, the samples; empty without parts.
+    """Return one tensor per name: the tensors of this name in all ``parts``, concatenated along the first dimension.
 
-    There is one part per rank or micro-batch; empty parts are skipped.
+    The first dimension is the samples. There is one part per rank or micro-batch; empty parts are skipped. If there is
+    no part, the result is empty.
     """
     filled = list(filter(None, parts))
     return {name: torch.cat([part[name] for part in filled]) for name in (filled[0] if filled else ())}
@@ -49,7 +51,7 @@ def joined(parts: Iterable[Outputs]) -> Outputs:
 def joint_gradients(
     joint: JointLoss, model: nn.Module, compared: Outputs, scale: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Outputs]:
-    """Compute the joint loss of an effective batch, and its gradient with respect to the compared outputs.
+    """Compute the joint loss of an effective batch, and its gradients with respect to the outputs that it compares.
 
     Gradients of ``model``'s parameters that enter the loss (such as a temperature) are added to ``p.grad``.
 

@@ -38,8 +38,8 @@ def epoch_order(num_samples: int, epoch: int, seed: int) -> IntArray:
 def effective_batches(order: IntArray, size: int, first: int = 0) -> list[list[int]]:
     """Return ``order``, an epoch's sample indices, divided into effective batches (the samples of one optimizer step).
 
-    A batch has ``size`` indices; the last may have fewer. The result begins with batch number ``first`` (0-based):
-    after a resume, the earlier batches are already done.
+    A batch is a list of ``size`` indices; the last may have fewer. The result begins with batch number ``first``
+    (0-based), because the earlier batches of a resumed epoch are already done.
     """
     starts = range(first * size, order.size, size)
     return [order[start : start + size].tolist() for start in starts]
@@ -65,23 +65,23 @@ def share(indices: Indices, rank: int, num_ranks: int) -> Indices:
 
 
 def batches_per_epoch(num_samples: int, size: int) -> int:
-    """Return the number of effective batches in an epoch of ``num_samples`` samples: their quotient, rounded up.
+    """Return the number of effective batches in an epoch: ``num_samples`` divided by ``size``, rounded up.
 
-    An effective batch has ``size`` samples; the last may have fewer.
+    An effective batch (the samples of one optimizer step) has ``size`` samples; the last batch may have fewer.
     """
     return -(-num_samples // size)
 
 
 class LoaderDiedError(FvcError):
-    """A loader process died, for example because the system killed it for memory."""
+    """The error for a data loader process that died, for example because the system killed it for lack of memory."""
 
 
 class PlannedBatch(NamedTuple):
-    """A batch that is to be loaded.
+    """A batch that is to be loaded, as indices.
 
-    ``data_set`` is the index of its data set in a list of data sets. ``samples`` are sample indices; may be empty.
-    ``epoch`` (0-based) is the epoch for which samples are augmented, if the data set is an ``EpochSampleSet``. None:
-    the data set itself is read.
+    ``data_set`` is the index of the data set in a list of data sets. ``samples`` are the indices of the batch's samples
+    in this data set; may be empty. ``epoch`` (0-based) is the epoch for which samples are augmented, if the data set is
+    an ``EpochSampleSet``. If ``epoch`` is None, samples are not augmented for an epoch.
     """
 
     data_set: int
@@ -94,7 +94,8 @@ def load_batches(
 ) -> Iterator[Batch]:
     """Yield a batch of ``data`` for every list of sample indices in ``batches``, in order.
 
-    The other arguments and the errors are those of ``load_planned``.
+    ``num_workers`` is the number of loader processes; 0: load in this process. ``pin_memory`` says whether batches are
+    copied to page-locked memory. The errors are those of ``load_planned``.
     """
     plan = (PlannedBatch(0, None, samples) for samples in batches)
     return load_planned([data], plan, num_workers=num_workers, pin_memory=pin_memory)

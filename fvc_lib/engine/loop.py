@@ -37,7 +37,7 @@ _TRAINING, _VALIDATION = 0, 1  # indices in the list of data sets that a trainin
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """The settings of a training that do not depend on the task."""
+    """The settings of a training that do not depend on the task, such as epochs, batch size, learning rate and seed."""
 
     epochs: int
     effective_batch_size: int
@@ -55,7 +55,10 @@ class EngineSettings:
 
 
 class TrainingDivergedError(FvcError):
-    """A loss or gradient was NaN or infinite too often. The last checkpoint can still be used."""
+    """The error that ends a training in which losses or gradients were NaN or infinite too often.
+
+    The last checkpoint can still be used.
+    """
 
 
 class Engine:
@@ -76,7 +79,7 @@ class Engine:
         checkpoints: read at the start of ``fit``, written at epoch ends and at a stop.
         metrics: receives ``loss``, ``learning_rate`` and ``gradient_norm`` per step (phase train), and the validation
             metrics per epoch (phase validation).
-        memory: receives phases, steps and events.
+        memory: observer that records memory use; receives phases, steps and events.
         name: name of a control training (such as one on shuffled labels), which is put before every phase in the memory
             log; empty for the training of the model itself.
         stop: called before every step; if it returns True, the state is saved and ``StoppedError`` is raised.
@@ -116,17 +119,20 @@ class Engine:
         self._enter(TrainingState(MicroBatchPlan(settings.micro_batch)))
 
     def fit(self) -> TrainingState:
-        """Train up to the last epoch with the task's loss, and return the final state; raises as ``batches``."""
+        """Train up to the last epoch with the task's loss, and return the final state.
+
+        The training continues from the newest checkpoint, if there is one. The errors are those of ``batches``.
+        """
         for model, part in self.batches():
             self.transaction.step(self.transaction.loss(model, part))
         return self.state
 
     def batches(self) -> Generator[tuple[nn.Module, Batch]]:
-        """Train up to the last epoch, and yield the model with every micro-batch, whose loss the caller computes.
+        """Train up to the last epoch, and yield (model, micro-batch) for every loss that the caller must compute.
 
-        The caller calls ``step`` of ``transaction`` with the loss, once per micro-batch. At the end ``best_model`` of
-        ``state`` has the best epoch's weights. Without validation data no epoch can be chosen, and these are the
-        weights of the last epoch. The training continues from the newest checkpoint, if there is one.
+        The caller calls ``transaction.step`` with the loss, once per micro-batch. The training continues from the
+        newest checkpoint, if there is one. At the end ``state.best_model`` has the weights of the epoch with the
+        smallest validation loss. Without validation data it has the weights of the last epoch.
 
         Raises:
             StoppedError: ``stop`` returned True; the state is saved.
@@ -173,7 +179,9 @@ class Engine:
             self._restore_checkpoint(lost)  # not within ``except``, where the traceback would keep tensors
 
     def predict(self, data: SampleSet, weights: Mapping[str, Tensor], accumulator: Accumulator) -> LossMean:
-        """Compute a model's outputs for ``data``, and return the mean loss, which is the same on all ranks.
+        """Compute the outputs of a finished model for ``data``, and return the mean loss.
+
+        The outputs go to ``accumulator``. The mean loss is the same on all ranks.
 
         Args:
             data: the samples, which are evaluated in order.
@@ -255,8 +263,8 @@ class Engine:
         ``lost`` is the message of the out-of-memory error.
 
         Raises:
-            MemoryExhaustedError: there is no checkpoint; or the training has not come further than the step at which
-                memory ran out in this way before, so a repetition would not help.
+            MemoryExhaustedError: there is no checkpoint; or memory ran out in this way before, at the same or a later
+                step, so a repetition would not help.
         """
         at_step = self.state.step
         self._model.zero_grad(set_to_none=True)
@@ -289,8 +297,8 @@ class Engine:
     def _planned(self, epochs_done: int, batches_done: int) -> Iterator[PlannedBatch]:
         """Yield the batches that this rank must load up to the end of the last epoch, in order.
 
-        The first ``batches_done`` batches of epoch ``epochs_done`` (0-based) are left out. The training batches of
-        every epoch are followed by the validation batches.
+        The training batches of every epoch are followed by the validation batches. The first epoch is ``epochs_done``
+        (0-based), without its first ``batches_done`` training batches, which are already done.
         """
         data, settings = self.task.training_data, self.settings
         for epoch in range(epochs_done, settings.epochs):
@@ -315,9 +323,8 @@ class Engine:
     def _train_step(self, batch: Batch) -> Generator[tuple[nn.Module, Batch], None, bool]:
         """Take one optimizer step on an effective batch, and return whether a checkpoint is to be saved now.
 
-        Its parts are yielded as in ``batches``.
-
-        ``batch`` is this rank's share of the effective batch.
+        ``batch`` is this rank's share of the effective batch. Before the step, the method yields a pair (model,
+        micro-batch) for each part of ``batch``, whose loss the caller computes.
         """
         state = self.state
         num_samples = batch_size_of(
@@ -407,9 +414,9 @@ class Engine:
     ) -> tuple[LossMean, bool]:
         """Evaluate ``model`` on all samples of ``data``.
 
-        Several ranks share the batches of ``effective_batch_size`` samples, but no batch is divided. So the batches
-        have the same shapes, and are rounded in the same way, as in a single process. Scores, metrics and losses are
-        then equal to the bit, if every rank has the same number of threads.
+        Several ranks share the batches of ``effective_batch_size`` samples, but each batch stays on one rank. So the
+        batches have the same shapes, and sums are rounded in the same way, as in a single process. Scores, metrics and
+        losses are then equal to the bit, if every rank has the same number of threads.
 
         Args:
             model: the model; it is set to evaluation mode.

@@ -1,4 +1,4 @@
-"""Memory preflight: before a training, find the micro-batch (number of samples in memory at once) that fits.
+"""Memory preflight: before a training, find a micro-batch (number of samples in memory at once) that fits into memory.
 
 A child process trains two steps with the planned micro-batch, with the same code as the engine, and measures its
 memory. If memory does not suffice, another child measures half as many samples, and so on. If the system kills a child,
@@ -78,7 +78,11 @@ class StepRequest:
 
 @dataclass(frozen=True)
 class PreflightReport:
-    """The result of ``preflight``: the micro-batch with which to begin the training, and its predicted peak memory."""
+    """The result of measuring whether a training step fits into memory.
+
+    It has the micro-batch (number of samples in memory at once) with which to begin the training, the peak memory that
+    is predicted for it, and the memory budget.
+    """
 
     micro_batch: int
     micro_batch_planned: int
@@ -114,9 +118,9 @@ def preflight(
 ) -> PreflightReport:
     """Halve the planned micro-batch until a measured training step fits into ``budget``, and return the result.
 
-    Call this in the process that will train, before training. If the budget has no room for a measuring process, the
-    micro-batch is 1. If a measurement fails for another reason than memory, its micro-batch is returned. If one sample
-    alone does not fit, the micro-batch is 1, and the report says so.
+    The micro-batch is the number of samples in memory at once. Call this before training, in the process that will
+    train. If a measurement fails for another reason than memory, its micro-batch is returned. The micro-batch is 1 if
+    one sample alone does not fit, or if the budget has no room for a measuring process. The report then says so.
 
     Args:
         request: the planned step.
@@ -199,7 +203,7 @@ def _measured(
 def training_memory(compute: ComputeDevice, observer: MemoryObserver | None) -> Iterator[MemoryObserver]:
     """Prepare the process for a training within the block, and release the device's cached memory at its end.
 
-    CUDA kernels are chosen (``cuda_kernels``). A GPU's memory is reported to ``observer``.
+    On a GPU, TF32 kernels are allowed or forbidden (``cuda_kernels``), and the memory is reported to ``observer``.
 
     Yields:
         ``observer``; if it is None, an observer that records nothing.
@@ -227,14 +231,16 @@ def planned_micro_batch(
     num_ranks: int = 1,
     stop: Callable[[], bool] | None = None,
 ) -> tuple[int, int | None]:
-    """Run the memory preflight if ``config`` has it turned on, and report the result to ``observer``.
+    """Measure whether a training step fits into memory, and return the micro-batch with which to begin.
+
+    If ``config`` has the memory preflight turned off, nothing is measured and the planned micro-batch is returned.
 
     Args:
         config: the run's configuration.
         task: the task to train; must be picklable.
         settings: settings of the training, which have the planned micro-batch.
         compute: device and precision.
-        observer: receives the phase and an event with the result.
+        observer: observer of memory use; receives the phase (preflight) and an event with the result.
         num_ranks: number of ranks (training processes). One rank measures for all: its share of an effective batch,
             within its share of the memory budget.
         stop: called repeatedly; if it returns True, the measurement ends. None: not called.
@@ -341,9 +347,10 @@ def _held(device: torch.device, *, peak: bool = False) -> int:
 def _train_a_little(request: StepRequest, size: int) -> int:
     """Train two steps with ``size`` samples in memory at once, and return the size of an effective batch in bytes.
 
-    The caller measures the memory of these steps; they use the engine's code. A copy of the weights is in memory during
-    the steps, because a training holds the weights of its best epoch. A step computes only two micro-batches. The
-    second needs the most memory, because the gradients of the first are in memory. Further ones need no more.
+    The caller measures the memory of these steps, which use the engine's code. A copy of the weights is in memory
+    during the steps, because a training also holds the weights of its best epoch. A step computes only two
+    micro-batches. The second micro-batch needs the most memory, because the gradients of the first are in memory.
+    Further micro-batches would not need more.
     """
     device, batch_bytes = request.compute.device, 0
     precision = devices.Precision(request.compute)

@@ -53,7 +53,7 @@ def seed_generators(seed: int) -> None:
 def forked_random_state(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's, NumPy's and Python's global generators with ``seed``, and restore their states after the block.
 
-    ``device`` is the GPU whose generator is restored too, or the CPU.
+    If ``device`` is a GPU, the state of its generator is restored, too.
     """
     before = capture_random_state(device)
     seed_generators(seed)
@@ -116,7 +116,7 @@ def restore_torch_state(states: dict[str, Tensor], device: torch.device) -> None
 
 
 class DropoutSplitError(FvcError):
-    """A network's random draws would depend on how the effective batch is split into parts."""
+    """The error for a batch that must be split although the network's random draws would depend on the split."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,11 @@ class Samples:
 
 
 class SampleDropout:
-    """Make the dropout layers of ``model`` draw a separate mask for every sample, while ``samples`` is set.
+    """Make the dropout layers of ``model`` draw a separate mask for every sample.
 
-    While ``samples`` is None, the layers behave as in torch. The constructor replaces the forward methods of the layers
-    and registers forward hooks on the model; names of parameters and buffers stay. ``device`` is the model's device.
+    The attribute ``samples`` has the samples of the present forward pass. While it is None, the layers behave as in
+    torch. The constructor replaces the forward methods of the layers and registers forward hooks on the model. Names of
+    parameters and buffers stay the same. ``device`` is the model's device.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -151,7 +152,7 @@ class SampleDropout:
         return any(layer.training and layer.p for layer in self._names)
 
     def of(self, samples: Samples | None) -> None:
-        """Set ``samples``, the samples of the next forward and backward passes; None: use torch's dropout."""
+        """Make dropout draw the masks of ``samples`` in the next forward and backward passes; None: as in torch."""
         self.samples, self._num_passes = samples, 0
 
     def _begin(self, model: nn.Module, _: Any) -> None:

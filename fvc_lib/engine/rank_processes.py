@@ -88,7 +88,7 @@ class Launch:
 
     @property
     def stop(self) -> Path:
-        """The file that exists once the ranks must save their state and end."""
+        """Path of a file; when the starting process creates it, the ranks save their state and end."""
         return Path(self.log).with_suffix(".stop")
 
 
@@ -120,12 +120,15 @@ class RankFile:
         self._lines.append({"kind": kind, "arguments": arguments, "named": named})
 
     def at(self, phase: str, **position: int | None) -> None:
-        """Write the phase, epoch, batch and step; on ranks other than 0, do nothing."""
+        """Write the phase of the training and the position in it (epoch, batch, step); only rank 0 writes them."""
         if not self._rank:
             self._write("at", phase, **position)
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
-        """Write an event (``MemoryObserver.event``) if this is rank 0, or if the event concerns only this rank."""
+        """Write an event, such as an out-of-memory error, if this is rank 0 or if the event concerns only this rank.
+
+        ``kind`` is a word for the kind of event, ``message`` a sentence, and ``details`` are further values by name.
+        """
         if self._rank == 0 or kind in _OWN_EVENTS or details.get("what") == "evaluation":
             self._write("event", kind, f"rank {self._rank}: {message}" if self._rank else message, **details)
 
@@ -133,11 +136,14 @@ class RankFile:
         """Do nothing: with several ranks the memory of GPUs is not sampled."""
 
     def progress(self, done: int, total: int, part: str = "", what: str = "") -> None:
-        """Write the progress, as a ``stage_logs.Report`` receives it; only rank 0 calls this."""
+        """Write that ``done`` of ``total`` units of work are finished; only rank 0 calls this.
+
+        ``part`` describes the next unit, and ``what`` names the units.
+        """
         self._write("progress", done, total, part, what)
 
     def ended(self, error: BaseException | None) -> None:
-        """Write the class and message of the error that ends this rank; None: it has done its work."""
+        """Write the end of this rank: class and message of ``error``; None: the rank has finished its work."""
         self._write("ended", *([] if error is None else described(error)))
 
 
@@ -251,17 +257,17 @@ def _command(size: int, launch: Launch) -> tuple[list[str], dict[str, str]]:
 def _reason(
     ends: Mapping[int, list[str] | None], log: str, *, asked: bool, was_killed: bool
 ) -> FvcError | StoppedError:
-    """Return the error to raise after the ranks ended: the one that explains the end best.
+    """Return the error that explains best why the ranks ended; the caller raises it.
 
-    An error of a rank is preferred to a stop, and a stop to a lost connection. A lost connection mostly is a
+    An error of a rank is preferred to a stop on request, and a stop to a lost connection. A lost connection mostly is a
     consequence of another rank's end.
 
     Args:
-        ends: [class, message] of the error that ended a rank, by the rank's index. It is empty if the rank has done its
-            work, and None if the rank wrote no end.
+        ends: [class, message] of the error that ended a rank, by the rank's index. It is empty if the rank has finished
+            its work, and None if the rank recorded no end.
         log: path of the ranks' output, for the message.
         asked: whether the ranks were asked to stop.
-        was_killed: whether a rank that wrote no end was killed.
+        was_killed: whether a rank that recorded no end was certainly killed.
     """
     errors = [error_named(*end) for _, end in sorted(ends.items()) if end]
     errors.sort(key=lambda error: (isinstance(error, RankLostError), isinstance(error, StoppedError)))

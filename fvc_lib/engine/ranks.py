@@ -29,22 +29,26 @@ T = TypeVar("T")
 
 
 class RankLostError(FvcError):
-    """The connection to another rank was lost, and the reason is unknown. Exit code 75: a SLURM job requeues itself."""
+    """The error for a lost connection to another rank, if the reason is unknown.
+
+    Its exit code is 75, with which a SLURM job requeues itself.
+    """
 
     exit_code = 75
 
 
 class RankEndedError(RankLostError):
-    """A rank was ended by a signal, or ended without giving a reason. Exit code 1: a SLURM job does not requeue itself.
+    """The error for a rank that was ended by a signal, or that ended without giving a reason.
 
-    The cause may be the training itself, such as a lack of memory, so a repetition might fail in the same way.
+    The cause may be the training itself, such as a lack of memory, so a repetition might fail in the same way. The exit
+    code is 1, with which a SLURM job does not requeue itself.
     """
 
     exit_code = 1
 
 
 class RankFailedError(FvcError):
-    """Another rank ended with an error that is no ``FvcError``."""
+    """The error that other processes raise if a rank ended with an error of a class other than ``FvcError``."""
 
 
 class Ranks:
@@ -61,7 +65,7 @@ class Ranks:
     def meet(self, place: str, *mine: Any) -> list[tuple[Any, ...]]:
         """Send the values ``mine`` to all ranks, and return a tuple of values per rank, in the order of the ranks.
 
-        Values must be small and picklable. ``place`` is a name of the meeting; it must be the same on all ranks.
+        Values must be small and picklable. ``place`` names this exchange, and must be the same on all ranks.
 
         Raises:
             RankLostError: the connection to a rank was lost.
@@ -72,14 +76,16 @@ class Ranks:
     def from_leader(self, place: str, make: Callable[[], T]) -> T:
         """Call ``make`` on rank 0 and return its result on every rank.
 
-        The result must be picklable, with tensors on the CPU. ``place`` is as in ``meet``.
+        The result must be picklable, with tensors on the CPU. ``place`` names this exchange, and must be the same on
+        all ranks.
         """
         return make()
 
     def everyone(self, place: str, value: T) -> list[T]:
         """Send ``value`` to all ranks, and return the values of all ranks, in the order of the ranks.
 
-        Values must be picklable, with tensors on the CPU. ``place`` is as in ``meet``.
+        Values must be picklable, with tensors on the CPU. ``place`` names this exchange, and must be the same on all
+        ranks.
         """
         return [value]
 
@@ -99,7 +105,9 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The result of ``GradientSum.agree``, which is the same on all ranks.
+    """The micro-batch and the loss on which all ranks (processes) agree before they sum their gradients.
+
+    ``GradientSum.agree`` returns it. It is the same on all ranks.
 
     Attributes:
         micro_batch: the smallest micro-batch (number of samples in memory at once) of any rank.
@@ -155,7 +163,7 @@ class GradientSum:
     def sum(self) -> None:
         """Replace ``p.grad`` of every parameter ``p`` by its sum over all ranks.
 
-        It becomes None if no rank has a gradient for ``p``. Call ``complete`` and ``agree`` before.
+        ``p.grad`` becomes None if no rank has a gradient for ``p``. Call ``complete`` and ``agree`` before.
         """
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]  # all have one
         self._ranks.add_up("gradients", gradients)
@@ -202,9 +210,10 @@ class ProcessRanks(Ranks):
             )
 
     def meet(self, place: str, *mine: Any) -> list[tuple[Any, ...]]:
-        """Exchange small values between all ranks, as ``Ranks.meet`` describes.
+        """Send the values ``mine`` to all ranks, and return a tuple of values per rank, in the order of the ranks.
 
-        If some ranks failed and others were stopped, the error of a failed rank is raised.
+        ``place`` names this exchange, and must be the same on all ranks. If a rank has failed, its error is raised on
+        all ranks. If some ranks failed and others were stopped, the error of a failed rank is raised.
         """
         rows = self._exchange(place, mine)
         failures = [(rank, *failure) for rank, (_, _, failure) in enumerate(rows) if failure]
@@ -217,7 +226,7 @@ class ProcessRanks(Ranks):
         return [values for _, values, _ in rows]
 
     def from_leader(self, place: str, make: Callable[[], T]) -> T:
-        """Return rank 0's result of ``make`` on every rank, as ``Ranks.from_leader`` describes."""
+        """Call ``make`` on rank 0 and return its result on every rank; ``place`` names this exchange."""
         made = [make() if self.rank == 0 else None]
         self.meet(place)
         with _loss_noticed(place):
@@ -225,18 +234,24 @@ class ProcessRanks(Ranks):
         return made[0]  # type: ignore[return-value]
 
     def everyone(self, place: str, value: T) -> list[T]:
-        """Return the values of all ranks, as ``Ranks.everyone`` describes."""
+        """Send ``value`` to all ranks, and return the values of all ranks, in the order of the ranks.
+
+        ``place`` names this exchange.
+        """
         return [row[0] for row in self.meet(place, value)]
 
     def add_up(self, place: str, tensors: Sequence[Tensor]) -> None:
-        """Replace each of ``tensors`` in place by its sum over the ranks, as ``Ranks.add_up`` describes."""
+        """Replace each of ``tensors`` in place by its sum over the ranks; ``place`` names this exchange."""
         with _loss_noticed(place):
             for sum_of_one in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
                 sum_of_one.wait()
 
     @contextmanager
     def sharing_errors(self) -> Iterator[None]:
-        """Send an exception in the block to the other ranks, as ``Ranks.sharing_errors`` describes."""
+        """Send an exception in the block to the other ranks, and raise it here.
+
+        The other ranks raise it at their next exchange.
+        """
         try:
             with _loss_noticed("an exchange between GPUs", dist.DistBackendError):  # it fails after it was begun
                 yield
@@ -271,14 +286,14 @@ def _loss_noticed(place: str, kind: type[RuntimeError] = RuntimeError) -> Iterat
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """Return the dotted name of an error's class and its message, for ``error_named``."""
+    """Return (dotted name of the error's class, message); from these ``error_named`` makes the error again."""
     return f"{type(error).__module__}.{type(error).__qualname__}", str(error)
 
 
 def error_named(name: str, message: str) -> FvcError | StoppedError:
-    """Return an error with ``message`` of the class with the dotted name ``name``.
+    """Return a new error with the text ``message``, whose class is given by its dotted name ``name``.
 
-    The class may be ``StoppedError``, ``FvcError`` or a subclass of it. For any other name, the error is a
+    The class may be ``StoppedError``, ``FvcError`` or a subclass of ``FvcError``. For any other name, the error is a
     ``RankFailedError``.
     """
     kind: Any = locate(name)

@@ -1,4 +1,6 @@
-"""Compute one training step: the gradients of an effective batch as a transaction, then the optimizer's step.
+"""Compute one training step: the gradients of an effective batch, then the optimizer's step.
+
+The gradients are a transaction: they are computed completely, or the computation is undone and begins again.
 
 An effective batch has the samples of one optimizer step. It is computed in micro-batches, parts that are in memory one
 at a time. The loss of a micro-batch is a weighted sum over samples. The gradients of these sums are added, and divided
@@ -8,9 +10,10 @@ other kernels. (Gradient accumulation usually averages the mean losses of the mi
 weights, this gives relative errors of up to 1.5.)
 
 When memory runs out, the model's buffers and the random state are restored, and the batch is computed again with half
-the micro-batch. Several ranks (processes) may share a batch. A rank computes its gradients, and repeats this with
-smaller micro-batches, without the others. The ranks exchange data only when all of them have their gradients. torch's
-DistributedDataParallel sums inside the backward pass, where a rank that runs out of memory leaves the others waiting.
+the micro-batch. Several ranks (processes) may share a batch. If memory runs out on a rank, this rank alone repeats its
+computation; the other ranks do not take part. The ranks exchange data only when all of them have their gradients.
+(torch's DistributedDataParallel exchanges gradients within the backward pass. There, a rank that runs out of memory
+would leave the other ranks waiting.)
 
 The optimizer's step is no transaction: it changes weights in place. If memory runs out within it, some weights are old
 and some new. Then a checkpoint must be restored (``StepLostError``).
@@ -57,19 +60,25 @@ T = TypeVar("T")
 
 
 class MemoryExhaustedError(FvcError):
-    """Memory ran out even with one sample at a time, or in a part where smaller micro-batches do not help."""
+    """The error for a lack of memory that smaller micro-batches cannot avoid.
+
+    Memory ran out even with one sample at a time, or in a part of the computation that needs all samples at once.
+    """
 
 
 class BatchNormSplitError(FvcError):
-    """A batch norm in training mode would normalise over micro-batches instead of the batch, and change the result."""
+    """The error for a batch that must be split into micro-batches although the model has a batch norm in training mode.
+
+    The batch norm would normalise over each micro-batch instead of the whole batch, which changes the result.
+    """
 
 
 @dataclass(frozen=True)
 class BatchGradients:
-    """The result of ``BatchTransaction.gradients``, in addition to the gradients in ``p.grad``.
+    """The loss and sizes of an effective batch (the samples of one optimizer step) whose gradients were computed.
 
-    ``p.grad`` of a parameter ``p`` is the gradient of ``loss.total / num_samples``. In float16 it is also multiplied by
-    the loss scale.
+    The gradients themselves are in ``p.grad`` of the model's parameters ``p``. They are the gradients of
+    ``loss.total / num_samples``. In float16 they are also multiplied by the loss scale.
 
     Attributes:
         loss: the loss summed over the samples of all ranks, and the sum of their weights.
@@ -84,7 +93,10 @@ class BatchGradients:
 
 @dataclass(frozen=True)
 class _Work:
-    """This rank's share of an effective batch, and the state to restore before the batch is computed again."""
+    """This rank's share of an effective batch (the samples of one optimizer step), and what a repetition must restore.
+
+    Before the batch is computed again, the random states and the model's buffers are set back to these copies.
+    """
 
     batch: Batch  # the samples of this rank; may be empty
     num_samples: int  # number of samples of the effective batch, over all ranks
@@ -105,6 +117,8 @@ class _Work:
 
 class BatchTransaction:
     """Compute the gradients of effective batches, and start again with smaller micro-batches if memory runs out.
+
+    An effective batch has the samples of one optimizer step; a micro-batch is the part of it that is in memory at once.
 
     Args:
         task: supplies forward pass and loss.
@@ -145,7 +159,12 @@ class BatchTransaction:
     def gradients(
         self, batch: Batch, micro_batch: int, num_samples: int | None = None, *, draws: int = 0
     ) -> BatchGradients:
-        """Compute the gradients of the effective batch with the task's loss, as ``parts``, and return ``result``."""
+        """Compute the gradients of the effective batch with the task's loss, and return its loss and sizes.
+
+        The gradients are stored in ``p.grad`` of the model's parameters. ``micro_batch`` is the largest number of
+        samples in memory at once, and ``draws`` the seed of the dropout masks. ``num_samples`` is the size of the
+        effective batch over all ranks; None: the size of ``batch``. The errors are those of ``parts``.
+        """
         for model, part in self.parts(batch, micro_batch, num_samples, draws=draws):
             self.step(self.loss(model, part))
         return self.result
@@ -153,13 +172,14 @@ class BatchTransaction:
     def parts(
         self, batch: Batch, micro_batch: int, num_samples: int | None = None, *, draws: int = 0
     ) -> Generator[tuple[nn.Module, Batch]]:
-        """Yield the model and the micro-batches of the effective batch, for which the caller computes the losses.
+        """Yield a pair (model, micro-batch) for each micro-batch of the effective batch.
 
-        The caller calls ``step`` once with the loss of each part, for example with the task's ``loss``. At the end
-        ``p.grad`` of the model's parameters has the gradients, and ``result`` describes them. If memory runs out, the
-        micro-batch is halved, and the parts begin again. With several ranks, the gradients are summed over all ranks,
-        and all ranks use the smallest micro-batch of any rank. For a task that compares all samples (``JointLoss``),
-        call ``loss`` once per part as well: ``step`` then adds the gradients of the joint loss.
+        The caller computes the loss of each micro-batch, and calls ``step`` with it. At the end ``p.grad`` of the
+        model's parameters has the gradients, and ``result`` describes them. If memory runs out, the micro-batch is
+        halved, and the first samples are yielded again. With several ranks, the gradients are summed over all ranks,
+        and all ranks use the smallest micro-batch of any rank. If the task has a loss that compares all samples
+        (``JointLoss``), the caller must compute the loss with the method ``loss``. Then ``step`` also adds the
+        gradients of the joint loss.
 
         Args:
             batch: the samples; with several ranks, this rank's share, which may be empty.
@@ -195,9 +215,10 @@ class BatchTransaction:
         self.result = BatchGradients(agreed.loss, number, agreed.micro_batch)
 
     def loss(self, model: nn.Module, part: Batch) -> LossSum:
-        """Return the task's loss of ``part``, one of the ``parts`` of the batch, as a sum over its samples.
+        """Return the task's loss of the micro-batch ``part``, as a sum over its samples.
 
-        If memory runs out, return NaN. The next call of ``step`` then adds no gradients, and smaller parts follow.
+        If memory runs out, return NaN. The next call of ``step`` then adds no gradients, and ``parts`` begins again
+        with smaller micro-batches.
         """
         found, failure = attempt(partial(self._loss, model, part))
         self._failure = self._failure or failure
@@ -228,11 +249,11 @@ class BatchTransaction:
         self._carried = 0.0
 
     def _sum_over_samples(self, work: _Work, micro_batch: int) -> Generator[tuple[nn.Module, Batch], None, Agreement]:
-        """Have this rank's gradients of a loss computed that is a sum over samples, and agree with the other ranks.
+        """Yield (model, micro-batch) until this rank has its gradients, and agree with the other ranks on the size.
 
-        All ranks must use the smallest micro-batch of any rank. If it would split this rank's samples further, the
-        result has ``settled`` False, and the caller must compute again. If it changes only the gradients of other
-        ranks, this rank waits for them and keeps its gradients.
+        The size of micro-batches must be the smallest that any rank used. If this size would split this rank's samples
+        further, the returned agreement has ``settled`` False, and the caller must compute again. If it changes only the
+        gradients of other ranks, this rank waits for these ranks and does not compute again.
 
         ``work`` has the samples; ``micro_batch`` is the number of samples in memory at once in the first attempt.
         """
@@ -249,7 +270,11 @@ class BatchTransaction:
             micro_batch = agreed.micro_batch
 
     def _accumulate(self, work: _Work, micro_batch: int) -> Generator[tuple[nn.Module, Batch], None, LossMean | None]:
-        """Yield the parts, and return their loss; None if memory ran out (``_failure``)."""
+        """Yield (model, micro-batch) once for each part of this rank's samples, and return the loss over all parts.
+
+        The caller adds the gradients of each part (``step``). If memory runs out, the result is None, and ``_failure``
+        has the message of the error.
+        """
         losses = []
         gradients = Outputs()
         if self._joint is not None:
@@ -279,7 +304,8 @@ class BatchTransaction:
     def _compared(self, joint: JointLoss, work: _Work, micro_batch: int) -> tuple[_Work, int]:
         """Compute the inputs of the joint loss for this rank's samples, and exchange them with the other ranks.
 
-        If memory runs out, the computation is repeated with half the micro-batch.
+        A joint loss compares all samples of the effective batch with one another. If memory runs out, the computation
+        is repeated with half the micro-batch.
 
         Args:
             joint: the task.
@@ -310,7 +336,8 @@ class BatchTransaction:
     def _joint_part(self, joint: JointLoss, work: _Work) -> tuple[LossSum, Outputs]:
         """Return the joint loss, and its gradients with respect to the outputs of this rank's samples, by name.
 
-        Every rank computes the loss of all samples, but only the leader counts it and its gradients of parameters.
+        Every rank computes the loss of all samples. To count it only once, all ranks but rank 0 return 0 as the loss,
+        and delete its gradients of the model's parameters.
         """
         self._where = "joint_loss"
         self._dropout.of(None)
@@ -323,7 +350,10 @@ class BatchTransaction:
         return LossSum(loss, torch.zeros_like(loss)), {name: rows[own] for name, rows in gradients.items()}
 
     def _prepare(self, work: _Work, micro_batch: int) -> None:
-        """Check that the samples of ``work`` may be divided into micro-batches, and delete earlier gradients."""
+        """Check that the model allows the split of ``work`` into micro-batches, and delete earlier gradients.
+
+        If the effective batch must be split and the model has a batch norm in training mode, an error is raised.
+        """
         largest = min(micro_batch, len(work.batch))
         if largest < work.num_samples:
             refuse_split_batch_norm(self._model, largest, work.num_samples)
@@ -333,9 +363,9 @@ class BatchTransaction:
     def _smaller(self, failure: str, work: _Work, micro_batch: int) -> int:
         """Undo an attempt that ran out of memory, and return the micro-batch of the next attempt.
 
-        It is half of ``micro_batch``, at least 1. The state before the batch is restored, and the error with the
-        message ``failure`` is reported. If a single sample, or the comparison of all samples, does not fit, it is tried
-        twice.
+        The result is half of ``micro_batch``, at least 1. The state before the batch is restored, and the error with
+        the message ``failure`` is reported. If a single sample, or the comparison of all samples (joint loss), does not
+        fit into memory, one more attempt is made.
 
         Raises:
             MemoryExhaustedError: a single sample or the comparison did not fit for the second time.
@@ -392,9 +422,10 @@ class BatchTransaction:
 
 
 def attempt(compute: Callable[[], T]) -> tuple[T | None, str]:
-    """Call ``compute``. Return (its result, ""), or (None, first line of the error) if memory ran out.
+    """Call ``compute``, and return (result, ""); if memory runs out, return (None, first line of the error's message).
 
-    The second return is after the ``except`` block, where no traceback keeps tensors in memory.
+    Other errors are raised. The function returns only after its ``except`` block, because inside of it the traceback
+    would keep tensors in memory.
     """
     try:
         return compute(), ""
@@ -406,7 +437,7 @@ def attempt(compute: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def in_batches(number: int, size: int, device: torch.device, compute: Callable[[int, int], T]) -> Iterator[T]:
-    """Yield the results of ``compute`` for consecutive batches of ``number`` items; halve them when memory runs out.
+    """Yield the results of ``compute`` for consecutive batches of items; halve the batch size when memory runs out.
 
     Args:
         number: number of items.
@@ -433,9 +464,9 @@ def in_batches(number: int, size: int, device: torch.device, compute: Callable[[
 def refuse_split_batch_norm(model: nn.Module, micro_batch: int, num_samples: int) -> None:
     """Raise ``BatchNormSplitError`` if ``model`` has a batch norm in training mode.
 
-    A batch norm would normalise over the parts instead of the batch. So call this if an effective batch (the samples of
-    one optimizer step) must be computed in parts.
-    ``micro_batch`` and ``num_samples`` are the sizes of the parts and of the effective batch, for the message.
+    Call this if an effective batch (the samples of one optimizer step) must be computed in parts. A batch norm would
+    normalise over the parts instead of the batch, and change the result. ``micro_batch`` and ``num_samples`` are the
+    sizes of the parts and of the effective batch; they are only used in the message.
     """
     for name in training_batch_norms(model):
         raise BatchNormSplitError(
@@ -465,7 +496,10 @@ def sample_too_large(failure: str, batch: Batch) -> MemoryExhaustedError:
 
 
 class StepLostError(Exception):
-    """Memory ran out within the optimizer's step, so weights are undefined. The engine then restores a checkpoint."""
+    """The error for a lack of memory within the optimizer's step, after which the weights are undefined.
+
+    The engine then restores a checkpoint.
+    """
 
 
 def take_together(
@@ -550,7 +584,7 @@ class Stepper:
         return {"optimizer": optimizer, "scaler": self._precision.scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the states that ``state_dict`` returned."""
+        """Restore the optimizer and the loss scaler from ``state``, which ``state_dict`` returned."""
         saved = state["optimizer"]
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": saved["state"]})
         self.learning_rate = saved["learning_rate"]

@@ -69,9 +69,9 @@ def stack_samples(samples: Sequence[Sample]) -> Batch:
 class LossSum:
     """The loss of a batch as two numbers: the weighted sum over samples, and the sum of the weights.
 
-    Such sums can be added over micro-batches. Means cannot, if the weights of the micro-batches differ. For a loss
-    ``2 * loss`` doubles it, ``loss + penalty`` adds a number or the mean of another loss to its mean, and
-    ``float(loss)`` is its mean.
+    Such sums can be added over micro-batches. Means cannot, if the weights of the micro-batches differ. Arithmetic
+    changes the mean (``total / weight``). ``2 * loss`` doubles the mean. ``loss + penalty`` adds a number, or the mean
+    of another loss, to the mean. ``float(loss)`` returns the mean.
     """
 
     total: Tensor  # scalar with a gradient
@@ -146,7 +146,7 @@ class SampleColumns:
         return torch.cat(self._parts[name])
 
     def to_document(self) -> dict[str, Any]:
-        """Return the table as a dict for ``add_document``: ``ids``, and ``columns`` with CPU tensors by name."""
+        """Return the table as a dict that ``add_document`` reads: ``ids``, and ``columns`` with CPU tensors by name."""
         return {"ids": list(self._ids), "columns": {name: self.column(name) for name in self._parts}}
 
     def add_document(self, document: Mapping[str, Any]) -> None:
@@ -180,7 +180,10 @@ class Accumulator(Protocol):
         """
 
     def add_document(self, document: Mapping[str, Any], /) -> None:
-        """Append the data that ``to_document`` of another accumulator returned, after the samples added so far."""
+        """Append ``document``, the data that ``to_document`` of another accumulator returned.
+
+        Its samples follow those that were added before.
+        """
 
 
 class Task(Protocol):
@@ -226,7 +229,10 @@ class JointLoss(Protocol):
 
     @property
     def joint_outputs(self) -> tuple[str, ...]:
-        """Return the names of the outputs of ``forward`` that are compared: floats, (B, ...). Empty: none are."""
+        """Return the names of the outputs of ``forward`` that are compared: float tensors (B, ...).
+
+        If it is empty, no outputs are compared and the task has no joint loss.
+        """
 
     @property
     def joint_tensors(self) -> tuple[str, ...]:
@@ -262,6 +268,6 @@ class EpochSampleSet(Protocol):
     def at_epoch(self, epoch: int, /) -> SampleSet:
         """Return the data set with the samples of ``epoch`` (0-based).
 
-        They must be equal in every process, and after a resume. The number and order of the samples are the same in all
-        epochs.
+        For one epoch the samples must be equal in every process, and after a resume. The number and order of the
+        samples must be the same in all epochs.
         """

@@ -87,8 +87,8 @@ class TrainingState:
         Args:
             document: result of ``to_document``.
             best_model: the weights of the best epoch, by name.
-            micro_batches: the numbers of samples in memory at once, as planned for this run of the program. The changes
-                that are stored in ``document`` are added to it, in place.
+            micro_batches: the planned micro-batch (number of samples in memory at once) of the resumed training. This
+                object is changed in place: it takes over the earlier changes that are stored in ``document``.
         """
         micro_batches.resume(document["micro_batches"], document["step"])
         values = dict(document) | {
@@ -206,8 +206,8 @@ class TrainingCheckpoints:
         Args:
             model: receives the weights; must have the checkpoint's architecture.
             stepper: the optimizer of ``model``; receives the optimizer's state.
-            micro_batches: the numbers of samples in memory at once, as planned for this run of the program. The changes
-                that are stored in the checkpoint are added to it, in place.
+            micro_batches: the planned micro-batch (number of samples in memory at once) of the resumed training. This
+                object is changed in place: it takes over the earlier changes that are stored in the checkpoint.
 
         Returns:
             The state of the training; None if there is no checkpoint. For a finished training (``keep_result``), model,
@@ -215,7 +215,7 @@ class TrainingCheckpoints:
 
         Raises:
             CheckpointMismatchError: the checkpoint belongs to another configuration, data set or model.
-            RuntimeError: it has other weights than the model.
+            RuntimeError: names or shapes of the weights differ between the checkpoint and the model.
         """
         checkpoint = self._ranks.from_leader("restore", self._read)
         if checkpoint is None:
@@ -304,7 +304,7 @@ class TrainingWatch:
     def warn(self, kind: str, message: str, **details: EventDetail) -> None:
         """Log ``message`` as a warning, and report it to the memory observer as an event.
 
-        ``kind`` and ``details`` are those of ``MemoryObserver.event``.
+        ``kind`` is a short word for the kind of event, such as ``nonfinite``. ``details`` are further values by name.
         """
         _logger.warning(message)
         self._memory.event(kind, message, **details)

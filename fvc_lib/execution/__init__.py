@@ -1,1 +1,1 @@
-"""Execute runs: stages and plans, the notebook engine, the runner with its status files, and jobs of SLURM."""
+"""Execute runs: decide which stages must run, and run their notebooks on this machine or as jobs of SLURM."""

@@ -58,7 +58,7 @@ def diagnose(config: RunConfig) -> list[Finding]:
 
 
 def packages(config: RunConfig) -> Iterator[Finding]:
-    """Yield one finding: whether all packages that FVC requires are installed."""
+    """Check that all packages that FVC requires are installed, and yield one finding. ``config`` is not used."""
     required = [re.split(r"[^\w.-]", text)[0] for text in metadata.requires("fvc_lib") or () if "extra ==" not in text]
     missing = [name for name in required if not any(metadata.distributions(name=name))]
     found = f"not installed: {', '.join(missing)}" if missing else f"all {len(required)} are installed"
@@ -66,7 +66,7 @@ def packages(config: RunConfig) -> Iterator[Finding]:
 
 
 def torch(config: RunConfig) -> Iterator[Finding]:
-    """Yield a finding for each device that a run may use: whether torch computes on it.
+    """Check that torch can compute on each device that a run may use, and yield one finding per device.
 
     Torch runs in a child process, because a broken driver may crash or hang a process.
     """
@@ -92,10 +92,10 @@ def probe_torch(device: str) -> str:
 
 
 def disks(config: RunConfig) -> Iterator[Finding]:
-    """Yield a finding for each of FVC's folders: a problem if it cannot be written, a warning below 5 GB of free space.
+    """Check the folders of runs, of decoded clips and of the sample corpus, and yield one finding per folder.
 
-    The folders hold the runs, the decoded clips, and the sample corpus. A missing folder is not created: the check uses
-    its nearest parent that exists.
+    It is a problem if the folder cannot be written, and a warning if less than 5 GB are free. A missing folder is not
+    created: the check uses its nearest parent that exists.
     """
     folders = {"runs": config.runs_dir, "clips": config.cache_dir, "sample corpus": config.data_dir}
     remedy = "make room, or choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR, FVC_DATA_DIR"
@@ -113,7 +113,7 @@ def disks(config: RunConfig) -> Iterator[Finding]:
 
 
 def memory(config: RunConfig) -> Iterator[Finding]:
-    """Yield one finding: whether the memory limit and the free memory both suffice for the smallest training (0.9 GB).
+    """Check that the smallest training (0.9 GB) fits into the memory limit and the free memory; yield one finding.
 
     A limit that is too low is a problem. Too little free memory is a warning, because other programs may end.
     """

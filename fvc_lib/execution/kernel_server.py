@@ -5,7 +5,8 @@ kernels. The server imports them once. It imports nothing of this library, so th
 when the kernel starts.
 
 Each kernel has a watcher, its parent process. The watcher sends the kernel's process id and later its exit status to
-the runner. If the runner dies, the watcher ends, and the kernel, which polls its parent, ends as well.
+the runner (the process that executes the run). If the runner dies, the watcher ends. The kernel notices the end of its
+parent, and ends as well.
 """
 
 import atexit
@@ -35,10 +36,12 @@ _COMMAND = "import sys; del sys.path[0]; from fvc_lib.execution.kernel_server im
 
 
 class KernelServer:
-    """A process that forks kernels. It ends when this object is closed or this process ends.
+    """A process that has imported large libraries, and starts Jupyter kernels by forking itself.
+
+    The server process ends when this object is closed or this process ends.
 
     Args:
-        environment: the environment of the server, with the variables that are read when a process starts.
+        environment: the environment variables of the server process.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -60,7 +63,8 @@ class KernelServer:
             request: JSON file with the kernel's ``arguments``, its working directory ``folder`` and ``environment``;
                 removed when the kernel has read it.
             log: open file to which the kernel's output is written.
-            timeout: how many seconds the server may need, which imports libraries first.
+            timeout: how many seconds to wait for the kernel. The first start takes longer, as the server imports
+                libraries first.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(timeout)
@@ -118,7 +122,9 @@ class KernelProcess:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Import the libraries, then fork a kernel for each request on the socket, until the runner closes it.
+    """Run the server: import large libraries, then fork a kernel for each request that comes over a socket.
+
+    The server ends when the runner (the process that executes the run) closes the socket.
 
     Args:
         arguments: the number of the socket's file descriptor.
@@ -158,7 +164,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _watch(pid: int, runner: socket.socket) -> None:
-    """Send the process id and the exit status of a kernel to ``runner``, then end this process."""
+    """Send a kernel's process id over the socket ``runner``, wait for the kernel's end, and send its exit status.
+
+    Then this process ends. It ends earlier if the process at the other end of the socket has ended.
+    """
     with suppress(OSError):
         runner.send(b"%d" % pid)
     while True:
@@ -173,10 +182,11 @@ def _watch(pid: int, runner: socket.socket) -> None:
 
 
 def _be_kernel(path: Path, log: int, watcher: int) -> None:
-    """Turn this process into a kernel.
+    """Turn this process into a Jupyter kernel. The function does not return: the process ends with the kernel.
 
     Args:
-        path: file with the request.
+        path: JSON file with the kernel's ``arguments``, its working directory ``folder`` and its ``environment``; this
+            function deletes it.
         log: file descriptor of the kernel's output.
         watcher: process id of the kernel's parent process.
     """

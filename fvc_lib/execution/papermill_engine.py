@@ -3,8 +3,8 @@
 papermill injects the parameters, and nbclient runs the cells. The engine of this module differs from papermill's
 standard engine in five ways. It checks the parameters before any cell runs. It replaces the record (the executed
 notebook) atomically. A cell that did not run is never marked as completed. The size of a cell's outputs is limited. The
-engine also returns how the kernel ended. The record reads as a report: its code is folded, and the sentences that cells
-tagged ``answer`` have printed or shown as a lead stand below its title, too.
+engine also returns how the kernel ended. The record can be read as a report: its code is folded, and a cell below its
+title repeats the text that the cells tagged ``answer`` have output.
 """
 
 import asyncio
@@ -99,7 +99,10 @@ def execute(notebook: Path, parameters: Mapping[str, object], request: KernelReq
 
 
 class KernelEngine(NBClientEngine):  # type: ignore[misc]  # papermill ships no types
-    """The papermill engine that the function ``execute`` of this module uses."""
+    """The papermill engine that runs a notebook for the function ``execute`` of this module.
+
+    It checks the parameters, runs the cells in a new kernel, and writes the record (the executed notebook).
+    """
 
     @classmethod
     def execute_notebook(
@@ -169,7 +172,7 @@ class Record(NotebookExecutionManager):  # type: ignore[misc]
         notebook.metadata.papermill["output_path"] = str(path).replace(".partial.ipynb", ".ipynb")
 
     def save(self, **_: Any) -> None:
-        """Replace the file. Errors such as a full disk are ignored.
+        """Write the notebook with the outputs so far into the file. Errors such as a full disk are ignored.
 
         At the end ``notebook_complete`` writes the file once more, and raises such an error.
         """
@@ -180,7 +183,10 @@ class Record(NotebookExecutionManager):  # type: ignore[misc]
         self.last_save_time = self.now()
 
     def notebook_complete(self, **_: Any) -> None:
-        """Record when the execution ended, and replace the file. Cells that never ran keep the status ``pending``."""
+        """Add the time of the end to the notebook, and write it into the file for the last time.
+
+        Cells that never ran keep the status ``pending``.
+        """
         self.end_time = self.now()
         duration = (self.end_time - self.start_time).total_seconds()
         self.nb.metadata.papermill.update(end_time=self.end_time.isoformat(), duration=duration)
@@ -191,11 +197,11 @@ class Record(NotebookExecutionManager):  # type: ignore[misc]
 
 
 class KernelManager(AsyncKernelManager):
-    """Starts a kernel with this Python interpreter, and talks to it over sockets in ``folder``.
+    """A manager that starts one Jupyter kernel and connects to it. The kernel uses this Python interpreter.
 
     Args:
-        folder: a private folder with a short path.
-        server: forks the kernel; None: the kernel is started by itself.
+        folder: a private folder with a short path, for the sockets to the kernel.
+        server: the process that forks the kernel; None: the kernel is started as a new process.
         on_start: called with the kernel's process id as soon as the process exists.
     """
 
@@ -224,7 +230,9 @@ class KernelManager(AsyncKernelManager):
 
 
 class Client(PapermillNotebookClient):  # type: ignore[misc]
-    """Runs the cells of a notebook in a kernel. A cell's outputs are limited to 4 MB; further text goes to ``log``.
+    """A client that runs the cells of a notebook in a kernel, one after the other.
+
+    The outputs of a cell are limited to 4 MB. Text that a cell prints beyond this limit goes to ``log``.
 
     Args:
         record: the notebook, and the file that it is written into.

@@ -26,7 +26,10 @@ from fvc_lib.services.run_paths import stage_key
 
 
 class FvcEngine(Engine):  # type: ignore[misc]  # papermill ships no types
-    """The papermill engine ``fvc``, which papermill finds by the entry point ``papermill.engine``."""
+    """The papermill engine ``fvc``, which executes a notebook as a task of a run.
+
+    papermill finds the engine by the entry point ``papermill.engine``.
+    """
 
     @classmethod
     def execute_notebook(cls, nb: NotebookNode, kernel_name: str, *, input_path: str, **_: Any) -> NotebookNode:

@@ -1,8 +1,8 @@
 """Decide which tasks a command runs and why, and move the files of a stage away before it runs again.
 
-A stage is one notebook of a run; a task is a stage, or one fold of it. A task is up to date when its parameters, inputs
-and code have not changed since it finished, and its outputs are as it wrote them. A training is not repeated if only
-the library's code has changed. Files of earlier attempts are moved to ``superseded``.
+A stage is one notebook of a run; a task is a stage, or one fold of it. A task is up to date if its parameters, inputs,
+code and outputs have not changed since it finished. A training is not repeated if only the library's code has changed.
+Files of earlier attempts are moved to the folder ``superseded``.
 """
 
 import graphlib
@@ -38,7 +38,7 @@ class Fingerprint:
 
 
 def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunConfig) -> Fingerprint:
-    """Return the fingerprint that ``task`` would have if it ran now.
+    """Return the fingerprint that ``task`` would have if it ran now, with everything that its result depends on.
 
     The digest of an input file that is missing is an empty text.
     """
@@ -65,7 +65,7 @@ def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunCon
 
 
 def record_finished(task: Task, fingerprint: Fingerprint | None, run: RunPaths) -> None:
-    """Record that ``task`` is finished, with the size and SHA-256 of its outputs and logs.
+    """Write the file that records that ``task`` is finished, with the size and SHA-256 of its outputs and logs.
 
     Args:
         task: the task.
@@ -129,10 +129,10 @@ def _differing(then: Mapping[str, object], now: Mapping[str, object]) -> list[st
 
 
 def corpus_record(config: RunConfig) -> dict[str, str]:
-    """Return ``{"name": ..., "listing_sha256": ...}`` of a run's corpora, without reading a video.
+    """Return a name and a digest that identify a run's corpora: ``{"name": ..., "listing_sha256": ...}``.
 
-    The name joins the corpora's names by `` + ``, and ``listing_sha256`` is a digest of their files. Neither depends on
-    the order of the corpora, or on the machine or folder that has them.
+    The name joins the corpora's names by `` + ``, and ``listing_sha256`` is a digest of the list of their files. No
+    video is read. Name and digest do not depend on the order of the corpora, or on the machine or folder that has them.
     """
     sample = TASKS[config.task].sample
     corpora = (config.corpus, *config.more_corpora)
@@ -142,9 +142,10 @@ def corpus_record(config: RunConfig) -> dict[str, str]:
 
 
 def _corpus_name(corpus: str) -> str:
-    """Return the name of a corpus's folder, or ``folder/file`` for a manifest (a table of videos).
+    """Return a name for the corpus with the path ``corpus``, without the folders that contain it.
 
-    The name of the built-in sample corpus is empty.
+    It is the name of the corpus's folder, or ``folder/file`` for a manifest (a table of videos). The name of the
+    built-in sample corpus is empty.
     """
     path = Path(os.path.abspath(corpus))  # noqa: PTH100 - keeps the name of a symbolic link
     if not corpus:
@@ -223,10 +224,10 @@ def begin_training_state(run: RunPaths, task: Task, notebook: Notebook, config: 
 
 
 def line_of_other_code(run: RunPaths, finished: Iterable[Task]) -> str:
-    """Return a line of text that names the trainings whose library code has changed since they finished.
+    """Return a message that names finished trainings which used an older version of the library's code.
 
-    The line also has the names of the changed functions, and the command that repeats these trainings. It is empty if
-    no code has changed. Tasks of ``finished`` that train nothing are ignored.
+    The message also has the names of the changed functions, and the command that repeats these trainings. It is empty
+    if no code has changed. Tasks of ``finished`` that train nothing are ignored.
     """
     changed: dict[str, set[str]] = {}
     for task in finished:

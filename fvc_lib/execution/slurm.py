@@ -48,7 +48,9 @@ class SlurmError(FvcError):
 
 
 class Site(BaseModel):
-    """The cluster's settings, from a file such as ``slurm/site.conf``, whose comments explain them. Empty texts: unset.
+    """The settings for jobs on a SLURM cluster, read from a file such as ``slurm/site.conf``.
+
+    An empty text means that the setting is not set.
 
     Attributes:
         account: the account that pays for the jobs.
@@ -105,7 +107,9 @@ class Site(BaseModel):
 
 
 def read_site(path: Path | None = None) -> Site:
-    """Return the settings in a site file, with the values that bash gives its variables.
+    """Read a site file (the cluster's settings), and return its settings.
+
+    The file assigns shell variables, such as ``TIME=04:00:00``. It is executed by bash, which computes their values.
 
     Args:
         path: the file; None: the file that ``FVC_SITE`` names, else ``site.conf`` in ``SLURM``.
@@ -172,12 +176,13 @@ def plan_jobs(
 ) -> list[SlurmJob]:
     """Return the jobs that run ``tasks``, sorted so that a job follows the jobs that it needs.
 
-    Stages without folds share a job as long as no array lies between them. A stage with folds becomes an array with one
-    array task per fold. The shards of a stage become an array before the job of the stage's notebook.
+    A stage with folds becomes a job array with one array task per fold. The shards (shares of the files) of a stage
+    become an array before the job of the stage's notebook. Stages without folds share a job as long as no array lies
+    between them.
 
     A job that needs an array begins when the array has ended, even if SLURM reports that an array task failed. SLURM's
     report cannot be trusted: it counts a fold as failed if one of its processes was killed for memory, although the
-    fold may have finished. So the job checks this when it begins. If a fold is unfinished, it ends with an error.
+    fold may have finished. So the job itself checks the folds when it begins. If one is unfinished, the job fails.
 
     Args:
         tasks: the tasks to run, in the order of ``tasks_in_order``.
@@ -211,7 +216,9 @@ def plan_jobs(
 
 
 def _groups(asked: Sequence[Stage], stages: Sequence[Stage], sharded: Collection[str]) -> list[list[Stage]]:
-    """Return one list of stages per job. Jobs are sorted by the number of arrays that must end before them.
+    """Divide stages into jobs, and return one list of stages per job.
+
+    The jobs are sorted by the number of job arrays that must end before them.
 
     Stages without folds share a job if the same number of arrays must end before them. A stage with folds gets a
     separate job. So does a stage without folds that trains and needs other stages.
@@ -449,9 +456,10 @@ def submitted_jobs(folder: Path) -> list[SlurmJob]:
 
 
 def job_states(folder: Path, *, must_answer: bool = False) -> list[JobState]:
-    """Return the states of the jobs of the run in ``folder`` that SLURM's queue still lists, from ``squeue``.
+    """Ask SLURM's command ``squeue`` for the states of the jobs of the run in ``folder``, and return them.
 
-    The list is empty if no job was submitted, or if this machine has no ``squeue``.
+    Jobs that SLURM no longer lists are missing from the result. The list is empty if no job was submitted, or if this
+    machine has no ``squeue``.
 
     Args:
         folder: the run folder.
@@ -491,9 +499,10 @@ def sbatch_command(job: SlurmJob, folder: Path, ids: Mapping[str, str]) -> list[
 
 
 def describe(jobs: Sequence[SlurmJob], folder: Path, site: Site) -> str:
-    """Return the batch scripts and ``sbatch`` commands that ``submit`` would use, as one text for ``--dry-run``.
+    """Return the batch scripts and ``sbatch`` commands of ``jobs`` as one text, which ``--dry-run`` shows.
 
-    The arguments are as in ``submit``. Ids that SLURM would give are shown as ``<id of NAME>``.
+    Nothing is written or submitted. ``folder`` is the run folder, or the output folder of ``predict``; ``site`` has the
+    cluster's settings. Job ids are not known yet and are shown as ``<id of NAME>``.
     """
     ids = {job.name: f"<id of {job.name}>" for job in jobs}
     parts = []

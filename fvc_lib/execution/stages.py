@@ -37,7 +37,10 @@ class Task:
 
 
 def stages_of(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Stage]:
-    """Return those of ``stages`` that a run with ``config`` has, in the same order."""
+    """Return the stages that a run with the parameters ``config`` has. They are a part of ``stages``, in its order.
+
+    Which stages a run has depends on its kind of task (video, image or video_text) and on other parameters.
+    """
     return [stage for stage in stages if config.task in stage.tasks and stage.when(config)]
 
 
@@ -61,7 +64,7 @@ def refuse_stage_of_another_task(config: RunConfig, *named: Stage | None) -> Non
 
 
 def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Task]:
-    """Return every task of a run, sorted so that a task follows the tasks that it needs.
+    """Return every task (a stage, or one fold of a stage) of a run. A task follows the tasks that it needs.
 
     A stage with folds gives one task per fold. With the parameter ``annotations_only`` a run indexes only the label
     tables of a corpus, and opens no video. Later stages would need the videos, so the result then has only the stages
@@ -82,7 +85,7 @@ def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[
 
 
 def needed_tasks(tasks: Sequence[Task], *, straight: bool = False) -> dict[str, set[str]]:
-    """Return ``{key of a task: keys of the tasks that must be done before it}``.
+    """Return, for every task, which tasks must be done before it: ``{key of the task: keys of the other tasks}``.
 
     Args:
         tasks: all tasks, in the order of ``tasks_in_order``.
@@ -95,7 +98,9 @@ def needed_tasks(tasks: Sequence[Task], *, straight: bool = False) -> dict[str, 
 
 
 def stage_named(text: str, stages: Sequence[Stage] = STAGES) -> Stage:
-    """Return the stage with the name or number ``text`` (``03``, ``03b``), else the only stage whose name contains it.
+    """Return the stage that ``text`` names.
+
+    ``text`` is a stage's name, a stage's number such as ``03b``, or a part that occurs in the name of only one stage.
 
     Raises:
         UsageError: no stage or several stages fit; the message lists the names of all stages.
@@ -109,9 +114,9 @@ def stage_named(text: str, stages: Sequence[Stage] = STAGES) -> Stage:
 
 
 def task_keys(texts: Sequence[str], config: RunConfig) -> frozenset[str]:
-    """Return the keys of the tasks of a run that ``texts`` name.
+    """Return the keys of the tasks that a user has named in ``texts``. A key is a task's name.
 
-    A text is the key of one task, or names a stage as in ``stage_named``. A stage stands for all its folds.
+    A text is the key of one task, or a stage's name, number or part of the name. A stage stands for all its folds.
 
     Raises:
         UsageError: a text fits no stage or several stages, or the run does not have the stage.
@@ -195,7 +200,9 @@ def read_notebook(path: Path) -> Notebook:
 
 
 def notebook_of(document: Any, path: Path) -> Notebook:
-    """Return the ``Notebook`` of ``document``, an nbformat node that was read from the file ``path``.
+    """Check a notebook, and return its title, parameters and code as a ``Notebook``.
+
+    ``document`` is the notebook as nbformat has read it from the file ``path``.
 
     Raises:
         UsageError: not exactly one cell is tagged ``parameters``, or that cell has other statements than assignments of
@@ -214,9 +221,9 @@ def notebook_of(document: Any, path: Path) -> Notebook:
 
 
 def check_parameters(notebook: Notebook, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` (``{parameter: value}``), each value converted to the type of its parameter.
+    """Check parameter values for a notebook, and return each value converted to the type of its parameter.
 
-    papermill itself checks neither names nor types.
+    ``values`` and the result are ``{parameter: value}``. papermill itself checks neither names nor types.
 
     Raises:
         UsageError: a name is neither in the parameters cell nor a field of the configuration, or a value cannot be

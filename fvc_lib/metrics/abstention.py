@@ -106,11 +106,13 @@ class PValues:
         return answers
 
     def of_case(self, how: CaseScore) -> "PValues":
-        """Return the p-values (1,) of a case that consists of these M videos, however much they depend on each other.
+        """Return the p-values, both (1,), of a case: several videos of one event, here these M videos.
 
-        With ``mean``, all its videos have its label: twice the mean of the p-values (V. Vovk and R. Wang, "Combining
-        p-values via averaging", Biometrika 107, 2020). With ``max``, a case is fake if one video is: "real" is ruled
-        out by M times the smallest p-value (Bonferroni), and "fake" by the largest.
+        They are valid even if the videos depend on each other. With ``mean``, all videos of the case are assumed to
+        have the same label. Each p-value is then twice the mean over the videos (V. Vovk and R. Wang, "Combining
+        p-values via averaging", Biometrika 107, 2020), or that of the video if M is 1. With ``max``, the case is fake
+        if any of its videos is fake. The p-value of "real" is then M times the smallest one (Bonferroni), and that of
+        "fake" is the largest one. Values above 1 become 1.
         """
         num = self.real.size
         real = min(num, 2) * self.real.mean()
@@ -147,10 +149,10 @@ def p_values(known: Witnesses, scores: ArrayLike) -> PValues:
 
 
 def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray) -> FloatArray:
-    """Return, for every new video, the total weight of the known videos that fit their class no better.
+    """Return, for every new video, the total weight of the known videos of a class that fit the class no better.
 
-    With label 0, these are the reals with a score at least as high as that of the new video. With label 1, they are the
-    fakes with a score at most as high.
+    With label 0, these are the reals that look at least as fake: their score is at least that of the new video. With
+    label 1, these are the fakes that look at least as real: their score is at most that of the new video.
 
     Args:
         label: 0 (real) or 1 (fake), the class of the known videos.
@@ -202,12 +204,12 @@ def left_out_p_values(known: Witnesses, groups: ArrayLike) -> PValues:
 
 
 def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05) -> frozenset[str]:
-    """Return the answers, ``real`` or ``fake``, that carry information by a significance test.
+    """Return the answers (``real``, ``fake``, both or none) that carry information, by a significance test.
 
-    The answer ``fake`` carries information if a larger share of the fakes than of the reals gets it; ``real``
-    likewise. A small share of wrong answers does not show that. A network with random scores also calls few reals
-    fake, but it calls equally few fakes fake. The test is Fisher's exact test, one-sided. It counts groups of videos,
-    not videos: each group has one vote per class.
+    The answer ``fake`` carries information if the fakes get it more often than the reals do, and ``real`` if the reals
+    get it more often than the fakes do. A small share of wrong answers is no proof of that. A network with random
+    scores also calls few reals fake, but it calls equally few fakes fake. The test is Fisher's exact test, one-sided.
+    It counts groups of videos, not videos: each group has one vote per class.
 
     Args:
         known: N videos with known labels.
@@ -231,11 +233,13 @@ def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05)
 def _fisher_p_value(hits: int, alarms: int, num_right: int, num_wrong: int) -> float:
     """Return the one-sided p-value of Fisher's exact test: the probability of at least ``hits`` by chance.
 
-    scipy has the same distribution in a module that takes half a second to load.
+    An answer, such as "fake", was given for ``hits`` + ``alarms`` groups. It is right for groups of one class, and
+    wrong for groups of the other. (The module of scipy with this distribution is not used: importing it takes half a
+    second.)
 
     Args:
         hits: number of groups of the right class that got the answer.
-        alarms: number of groups of the wrong class that got it.
+        alarms: number of groups of the wrong class that got the answer.
         num_right: number of groups of the right class.
         num_wrong: number of groups of the wrong class.
     """
@@ -250,7 +254,7 @@ def _fisher_p_value(hits: int, alarms: int, num_right: int, num_wrong: int) -> f
 
 @dataclass(frozen=True)
 class AbstentionRates:
-    """How often videos with known labels get the wrong answer or none.
+    """The shares of videos with known labels that get a wrong answer, or no answer.
 
     Each group has one vote per class. A rate is NaN where there are no videos of its class.
 
@@ -268,7 +272,10 @@ class AbstentionRates:
 
 
 def abstention_rates(known: Witnesses, answers: list[str]) -> AbstentionRates:
-    """Return how often the N ``answers`` for the videos ``known`` are wrong or undecided."""
+    """Return the shares of wrong and of undecided answers for N videos with known labels.
+
+    ``answers`` are N texts, ``real``, ``fake`` or ``undecided``, in the order of the videos in ``known``.
+    """
     given = np.array(answers)
 
     def share(labels: list[int], answer: str) -> float:

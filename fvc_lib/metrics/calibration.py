@@ -1,6 +1,6 @@
 """Calibrate scores (turn them into probabilities of fake), and combine the scores of several detectors.
 
-The calibration error has ten bins of equal width over [0, 1]: bin k is [k / 10, (k + 1) / 10); the last includes 1.
+The calibration error uses ten bins of equal width over [0, 1]: bin k is [k / 10, (k + 1) / 10); the last includes 1.
 """
 
 import math
@@ -30,10 +30,10 @@ _INNER_EDGES = np.linspace(0.0, 1.0, NUM_BINS + 1)[1:-1]
 
 
 def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
-    """Return 11 numbers per video, float64 (N, 11), from whose sums over videos the calibration error is computed.
+    """Return 11 numbers per video, float64 (N, 11); the calibration error is computed from their sums over videos.
 
-    The first ten columns belong to the bins. A row has its score minus its label in the column of its bin, and 0 in the
-    other nine. The last column is 1, so its sum is the divisor.
+    The first ten columns belong to the ten bins. A video has its score minus its label in the column of its bin, and 0
+    in the other nine. The last column is 1; its sum is the divisor.
     """
     columns = np.zeros((scores.size, NUM_BINS + 1))
     bins = np.searchsorted(_INNER_EDGES, check_probabilities(scores), side="right")
@@ -51,9 +51,9 @@ def expected_calibration_error(sums: FloatArray) -> FloatArray:
     """Return the mean over ten bins of the absolute difference between mean score and share of fakes; lower is better.
 
     Call it as ``expected_calibration_error(labels, scores)``; ``sums`` are internal. Scores are probabilities of fake,
-    not the larger of two probabilities. A bin's weight in the mean is the total weight of its videos. The bins do not
-    depend on the videos. The error is biased upwards in small samples: a calibrated score has an error above 0 too. It
-    is also defined where only one class occurs. Source: M. P. Naeini et al., "Obtaining well calibrated probabilities
+    the probability of the likelier class. A bin's weight in the mean is the total weight of its videos. The edges of
+    the bins are fixed. The error is biased upwards in small samples: calibrated scores have an error above 0 too. It is
+    also defined where only one class occurs. Source: M. P. Naeini et al., "Obtaining well calibrated probabilities
     using Bayesian binning", AAAI 2015.
 
     Raises:
@@ -68,15 +68,16 @@ def fit_temperature(labels: ArrayLike, logits: ArrayLike) -> float:
 
     It minimises the negative log-likelihood (C. Guo et al., "On calibration of modern neural networks", ICML 2017) with
     a Gamma(2, 1) prior on 1 / T, whose mode is T = 1. Without a prior, validation videos that are ranked without
-    a mistake would give a temperature near 0, and so only probabilities of nearly 0 or 1. With few videos this happens
-    often. With some hundred videos the prior has no visible effect. (In simulations with 16 and 60 videos the prior
-    gave a lower Brier score on new videos than Platt's softened labels.)
+    a mistake would give a temperature near 0, and all probabilities would be nearly 0 or 1. With few videos this
+    happens often. With some hundred videos the prior has no visible effect. (In simulations with 16 and 60 videos the
+    prior gave a lower Brier score on new videos than Platt's softened labels.)
 
     Likelihood and prior are log-concave in 1 / T, so the derivative has one root. It is found by bisection in log T;
     the order of the rows does not matter. If the best T lies outside the range, the nearest end is returned. For logits
     that rank fakes below reals this is the upper end. With one class T is 1, which leaves the logits unchanged.
 
-    Call it with outputs for training groups that the model was not trained on, never with those of the test part.
+    Call it with out-of-fold logits: logits of videos of the training part by a model that was not trained on their
+    groups. Never call it with logits of the test part.
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
@@ -130,9 +131,9 @@ def class_probabilities(logits: ArrayLike, temperature: float) -> FloatArray:
 
 
 def _root(slope: Callable[[float], float]) -> float:
-    """Return the temperature in [0.05, 20] where ``slope`` is 0, or the nearest end of this range.
+    """Return the temperature in [0.05, 20] where ``slope`` is 0; if there is none, return the nearest end of the range.
 
-    ``slope`` maps a temperature to the derivative of the objective. It must decrease with the temperature.
+    ``slope`` maps a temperature to the derivative of the objective. Its result must decrease with the temperature.
     """
     low, high = np.log(LOWEST_TEMPERATURE), np.log(HIGHEST_TEMPERATURE)
     if slope(LOWEST_TEMPERATURE) <= 0:

@@ -1,4 +1,4 @@
-"""Scores of cases: several videos of one event, such as views or cuts, get one score."""
+"""Scores of cases: a case is several videos of one event, such as camera views or cuts, which get a single score."""
 
 from typing import Literal
 
@@ -14,7 +14,7 @@ def case_scores(scores: ArrayLike, cases: ArrayLike, how: CaseScore = "mean") ->
     """Return ``(rows, values)``: the first row of each of M cases, int64 (M,), and the score of the case, float64 (M,).
 
     Args:
-        scores: float (N,), such as calibrated logits; those of one case must be of one scale.
+        scores: float (N,), such as calibrated logits; all scores of a case must share one scale.
         cases: (N,), name of the case of each row.
         how: ``mean`` averages the scores of a case; ``max`` takes the largest, so that a single fake makes a fake case.
     """

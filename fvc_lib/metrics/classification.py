@@ -1,4 +1,4 @@
-"""Metrics of two classes, real (0) and fake (1); every metric takes row weights.
+"""Metrics for two classes, real (0) and fake (1); every metric accepts a weight for each row.
 
 A group holds videos that belong together, such as near-duplicates. The weights decide what is computed:
 
@@ -6,8 +6,8 @@ A group holds videos that belong together, such as near-duplicates. The weights 
 - weights of 1 / group size: a value in which every group has one vote;
 - weights of 0 and 1: the value in a half-sample, a random half of the groups. Confidence intervals need it.
 
-The definition of a metric takes R sets of weights (R, N) and returns R values (R,). ``Metric`` turns a definition into
-a public function.
+The definition of a metric is the function that computes it. It takes R sets of weights (R, N) and returns R values
+(R,). ``Metric`` makes it a public function, which also works without weights.
 """
 
 import functools
@@ -33,12 +33,13 @@ class Metric:
     """A metric that is called like a function, ``metric(labels, scores, weights=None)``.
 
     ``labels`` (N,) are 0 (real) or 1 (fake). ``scores`` (N,) are scores, or decisions of 0 and 1 for metrics of
-    decisions. The call returns a float, or with ``weights`` (..., N) an array of shape (...). All metrics raise the
-    errors of ``check_labels`` and ``check_scores``.
+    decisions. The call returns a float, or with ``weights`` (..., N) an array of shape (...). It raises ``ValueError``
+    for invalid labels or scores.
 
     Args:
         definition: function of labels int64 (N,), scores float64 (N,) and weights float64 (R, N) that returns (R,).
-        bounds: least and largest value of the metric. If both are finite, its intervals are on the logit scale.
+        bounds: least and largest value of the metric. If both are finite, its confidence intervals are computed on the
+            logit scale.
         is_distance: whether the metric is a mean of absolute values. Noise makes it larger, so its confidence interval
             reaches further down.
         in_halves: function like ``definition`` for half-samples (random halves of the groups, for intervals), where
@@ -60,7 +61,11 @@ class Metric:
         functools.update_wrapper(self, definition, updated=())
 
     def __call__(self, labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> Any:
-        """Return the metric of N rows: a float, or with ``weights`` (..., N) a float64 array of shape (...)."""
+        """Return the metric of N rows, as a float.
+
+        ``weights`` (..., N) are one or more sets of row weights. With them the result is a float64 array of shape
+        (...), one value for each set.
+        """
         checked = check_labels(labels)
         values = check_scores(scores, checked.size)
         if weights is None:
@@ -79,8 +84,8 @@ class SumsMetric(Metric):
         columns: function of labels (N,) and scores (N,) that returns the C numbers of each row to be summed, float64
             (N, C).
         of_sums: function of the weighted sums (R, C), for R sets of row weights, that returns the metric (R,).
-        bounds: see ``Metric``.
-        is_distance: see ``Metric``.
+        bounds: least and largest value of the metric.
+        is_distance: whether the metric is a mean of absolute values (see ``Metric``).
     """
 
     def __init__(
@@ -128,7 +133,10 @@ def check_probabilities(scores: FloatArray) -> FloatArray:
 
 
 def divide(numerator: FloatArray, denominator: FloatArray, undefined: float = np.nan) -> FloatArray:
-    """Return the elementwise quotient; ``undefined`` where the denominator is zero, without a warning."""
+    """Return ``numerator / denominator`` elementwise, without a warning.
+
+    Where the denominator is zero, the result is ``undefined``.
+    """
     numerator, denominator = np.broadcast_arrays(numerator, denominator)
     quotient = np.full(denominator.shape, undefined)
     np.divide(numerator, denominator, out=quotient, where=denominator != 0)
@@ -179,10 +187,10 @@ class ConfusionCurve:
         return np.pad(rates, ((0, 0), (1, 0)))
 
     def counts_at(self, points: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return ``(true_positives, false_positives)``, both float64 (R,), at a chosen threshold per set of weights.
+        """Return the counts of true and false positives at one chosen threshold for each set of row weights.
 
-        ``points`` int64 (R,) are indices into ``thresholds``. The index -1 stands for calling nothing fake, with counts
-        of 0.
+        ``points`` int64 (R,) are the chosen thresholds, as indices into ``thresholds``. The index -1 means that nothing
+        is called fake, so both counts are 0. The result is ``(true_positives, false_positives)``, both float64 (R,).
         """
         cells = np.arange(points.size), np.maximum(points, 0)
         called = points >= 0
@@ -212,8 +220,8 @@ class CurveMetric(Metric):
     """A metric that is computed from a confusion curve, with values in [0, 1].
 
     The value is NaN if the weights of the reals sum to less than ``fewest_reals``. With weights 1 this is the number of
-    reals. In half-samples (random halves of the groups, for intervals) the metric is computed with any number of reals.
-    An interval from only those half-samples that have many reals would be biased.
+    reals. The limit does not apply to half-samples (random halves of the groups, from which confidence intervals are
+    computed). If half-samples with few reals were left out, the interval would be biased.
 
     Args:
         of_curve: function of a ``ConfusionCurve`` that returns the metric (R,).
@@ -290,8 +298,8 @@ def average_precision(curve: ConfusionCurve) -> FloatArray:
 def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
     """Return the error rate at the threshold where reals and fakes have the same error rate; lower is better.
 
-    It is the false-positive rate (FPR) where the ROC curve crosses FPR = 1 - TPR, the true-positive rate.
-    Neighbouring points of the curve are joined linearly. NaN if only one class occurs.
+    FPR is the false-positive rate and TPR the true-positive rate. The value is the FPR at the point where the ROC curve
+    crosses the line FPR = 1 - TPR. Neighbouring points of the curve are joined linearly. NaN if only one class occurs.
     """
     fakes, reals = curve.num_fake, curve.num_real
 
@@ -308,11 +316,11 @@ def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
 
 
 def _largest_rate(curve: ConfusionCurve, false_positive_rate: float) -> FloatArray:
-    """Return the largest share of fakes called fake at a threshold with few enough false positives, (R,).
+    """Return the largest true-positive rate whose false-positive rate is within a limit, (R,).
 
-    At most ``false_positive_rate`` of the reals, 0 to 1, may be called fake. The value is reached by a threshold and
-    not interpolated. With fewer than 1 / ``false_positive_rate`` reals no false positive is allowed at all. NaN if only
-    one class occurs.
+    ``false_positive_rate`` is the limit: the largest share of the reals, 0 to 1, that may be called fake. The value
+    belongs to one of the thresholds; it is not interpolated. With fewer than 1 / ``false_positive_rate`` reals, no real
+    may be called fake. NaN if only one class occurs.
     """
     # Counts, not rates, are compared: 1 of 20 must not fail 0.05 by rounding.
     allowed = false_positive_rate * curve.num_real * (1 + 1e-12)
@@ -328,7 +336,10 @@ def _largest_rate(curve: ConfusionCurve, false_positive_rate: float) -> FloatArr
 )  # fmt: skip
 @CurveMetric
 def true_positive_rate_at_5_percent(curve: ConfusionCurve) -> FloatArray:
-    """Return the largest share of fakes called fake at a threshold that calls at most 5 % of the reals fake."""
+    """Return the largest share of fakes called fake at a threshold that calls at most 5 % of the reals fake.
+
+    This is the true-positive rate at a false-positive rate of at most 5 %. NaN if only one class occurs.
+    """
     return _largest_rate(curve, 0.05)
 
 
@@ -341,7 +352,7 @@ def true_positive_rate_at_5_percent(curve: ConfusionCurve) -> FloatArray:
 def true_positive_rate_at_1_percent(curve: ConfusionCurve) -> FloatArray:
     """Return the largest share of fakes called fake at a threshold that calls at most 1 % of the reals fake.
 
-    NaN below 100 reals.
+    This is the true-positive rate at a false-positive rate of at most 1 %. NaN with fewer than 100 reals.
     """
     return _largest_rate(curve, 0.01)
 
@@ -355,7 +366,7 @@ def true_positive_rate_at_1_percent(curve: ConfusionCurve) -> FloatArray:
 def true_positive_rate_at_0_1_percent(curve: ConfusionCurve) -> FloatArray:
     """Return the largest share of fakes called fake at a threshold that calls at most 0.1 % of the reals fake.
 
-    NaN below 1,000 reals.
+    This is the true-positive rate at a false-positive rate of at most 0.1 %. NaN with fewer than 1,000 reals.
     """
     return _largest_rate(curve, 0.001)
 
@@ -386,10 +397,10 @@ def partial_auc(curve: ConfusionCurve) -> FloatArray:
 
 
 def cells_of_confusion(labels: IntArray, decisions: FloatArray) -> FloatArray:
-    """Return four columns of 0 and 1, float64 (N, 4), with a single 1 per row.
+    """Return the cell of the confusion matrix to which each row belongs, one-hot encoded, float64 (N, 4).
 
-    The first two columns are hit (a fake called fake) and miss (a fake called real). The last two are false alarm (a
-    real called fake) and correct rejection (a real called real). ``decisions`` (N,) are 1 for fake and 0 for real.
+    The columns are hit (a fake called fake), miss (a fake called real), false alarm (a real called fake) and correct
+    rejection (a real called real). ``decisions`` (N,) are 1 for fake and 0 for real.
     """
     if not np.isin(decisions, (0, 1)).all():
         raise ValueError("decisions: got other values than 0 and 1; use thresholds.decide(scores, threshold) first.")
@@ -523,7 +534,8 @@ def best_threshold(labels: ArrayLike, scores: ArrayLike) -> float:
     good candidates the one nearest to 0.5 is returned; of two equally near ones, the lower. The order of the rows does
     not matter. With one class the threshold is 0.5.
 
-    Call it with outputs for training groups that the model was not trained on, never with those of the test part.
+    Call it with out-of-fold scores: scores of videos of the training part by a model that was not trained on their
+    groups. Never call it with scores of the test part.
 
     Raises:
         ValueError: labels are not 0 and 1, or scores are not N numbers in [0, 1].
@@ -547,8 +559,8 @@ def best_threshold(labels: ArrayLike, scores: ArrayLike) -> float:
 def _midpoints(descending: FloatArray) -> FloatArray:
     """Return K + 1 thresholds between K distinct scores in [0, 1], which are given in descending order.
 
-    Threshold k calls exactly the k highest scores fake. Threshold 0 calls nothing fake. It is infinite where the
-    highest score is 1, because no threshold in [0, 1] does so.
+    Threshold k calls exactly the k highest scores fake, so threshold 0 calls nothing fake. If the highest score is 1,
+    threshold 0 is infinite, because no number in [0, 1] is above that score.
     """
     upper = np.append(1.0, descending)
     lower = np.append(descending, 0.0)

@@ -43,14 +43,15 @@ METRICS = RANKING_METRICS | DECISION_METRICS | PROBABILITY_METRICS
 def within_folds(metric: Metric, folds: ArrayLike) -> Metric:
     """Return a metric that computes ``metric`` inside each fold and averages the values over folds.
 
-    A fold's weight in the average is its number of pairs of a fake and a real. So a fold with one class does not count,
-    also in a half-sample (a random half of the groups, for intervals). The value is NaN where no fold has both classes.
-    For the AUC, the average is the probability that a fake scores above a real of the same fold.
+    A fold's weight in the average is its number of pairs of a fake and a real. So a fold with a single class has no
+    weight. The same holds within a half-sample (a random half of the groups, for confidence intervals). The value is
+    NaN where no fold has both classes. For the AUC, the average is the probability that a fake scores above a real of
+    the same fold.
 
-    Every fold has a different model, and their scores need not share a scale, so one ranking over all folds would
-    compare across models. Even a constant score would look worse than chance, because a fold with more fakes leaves
-    fewer to train on (G. Forman and M. Scholz, "Apples-to-apples in cross-validation studies", SIGKDD Explorations 12,
-    2010).
+    Every fold has a different model, and the models' scores need not share a scale. So a single ranking over all folds
+    would compare scores of different models. Even models that predict a constant would look worse than chance: if the
+    test part of a fold has more fakes, its training part has fewer, and its constant is lower (G. Forman and M. Scholz,
+    "Apples-to-apples in cross-validation studies", SIGKDD Explorations 12, 2010).
 
     Args:
         metric: a metric that is undefined with one class.
@@ -60,7 +61,7 @@ def within_folds(metric: Metric, folds: ArrayLike) -> Metric:
     rows_of_fold = [np.flatnonzero(fold_of_row == fold) for fold in np.unique(fold_of_row)]
 
     def average(parts: Callable[[IntArray, FloatArray, FloatArray], tuple[FloatArray, FloatArray]]) -> Definition:
-        """Return the definition (see ``classification.Metric``) of a metric that averages over folds.
+        """Return the function that computes the average over folds from labels, scores and weights.
 
         ``parts`` takes labels, scores and weights of the rows of a fold. It returns (values, pairs), both (R,): the
         fold's values and their weights in the average, for R sets of row weights.
@@ -95,13 +96,13 @@ def within_folds(metric: Metric, folds: ArrayLike) -> Metric:
 def mean_over_targets(metric: Metric, targets: ArrayLike, folds: ArrayLike | None = None) -> Metric:
     """Return a metric that averages ``metric`` over targets.
 
-    A target is what a row tests, such as a generator of fakes. All targets count equally, however many rows they have.
-    The mean is NaN if any target has no value. Half-samples (random halves of the groups, for intervals) may lack a
-    class by chance. So their mean leaves out targets without a value. A half-sample has all rows of a group or none,
-    also if they have different targets.
+    Every row belongs to one target, for example to one generator of fakes whose detection is tested. All targets count
+    equally, however many rows they have. The mean is NaN if any target has no value. Half-samples (random halves of the
+    groups, for confidence intervals) may lack a class by chance. So their mean leaves out targets without a value. A
+    half-sample has all rows of a group or none, also if the rows have different targets.
 
     Args:
-        metric: metric of one target.
+        metric: metric to compute for each target.
         targets: (N,), the target of each row.
         folds: (N,); ``metric`` is then computed within the folds of each target (``within_folds``). None: over all rows
             of a target.
@@ -130,18 +131,19 @@ def measure_over_folds(
     folds: ArrayLike,
     targets: ArrayLike | None = None,
 ) -> tuple[Metric, FloatArray]:
-    """Return ``(metric, values)``: a metric of a cross-validation and its input, as ``group_intervals`` takes them.
+    """Return ``(metric, values)``: a metric of a cross-validation, and its input.
 
-    A ranking metric is computed within folds and averaged; all others are computed once over all rows. ``values``,
-    float64 (N,), are the scores. For a metric of decisions they are the decisions, 1 (fake) or 0 (real).
+    ``group_intervals`` computes the confidence interval from this pair. A ranking metric is computed within folds and
+    averaged; all others are computed once over all rows. ``values``, float64 (N,), are the scores. For a metric of
+    decisions they are the decisions, 1 (fake) or 0 (real).
 
     Args:
         name: a key of ``METRICS``.
         scores: float (N,), probabilities of fake.
         thresholds: a number, or float (N,); a score of at least its threshold means fake.
         folds: (N,), the fold of each row.
-        targets: (N,), what each row tests, such as a generator of fakes; the metric is then the mean over targets
-            (``mean_over_targets``). None: all rows test the same.
+        targets: (N,), the target of each row, such as the generator of fakes that is tested with it; the metric is then
+            the mean over targets (``mean_over_targets``). None: all rows have the same target.
 
     Raises:
         KeyError: ``name`` is not in ``METRICS``.

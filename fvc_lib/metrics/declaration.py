@@ -68,7 +68,7 @@ def _import_declarations() -> None:
 
 
 def declarations() -> tuple[Declaration, ...]:
-    """Return the declarations of all metrics; those of a file are together, in the order of the file."""
+    """Return the declarations of all metrics, grouped by the file that declares them and in the order of that file."""
     _import_declarations()
     return tuple(_DECLARED.values())
 
@@ -76,8 +76,9 @@ def declarations() -> tuple[Declaration, ...]:
 def declaration(metric: str) -> Declaration | None:
     """Return the declaration of a metric; None if no declaration fits.
 
-    ``metric`` is a name as in logs. It may have a prefix, a target or a number, such as ``text_to_video/recall@5`` or
-    ``mae_calories``. The result then has this name and a title that fits.
+    ``metric`` is a name as it occurs in logs. It may contain a prefix, a target or a number, such as
+    ``text_to_video/recall@5`` or ``mae_calories``. The declaration has this name without the prefix, and a title with
+    the target or number.
     """
     _import_declarations()
     name = metric.rpartition("/")[2]

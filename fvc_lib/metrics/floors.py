@@ -1,8 +1,9 @@
-"""Floors of a result: AUCs that scores reach without telling real from fake.
+"""Floors: AUCs that scores can reach without any ability to tell real from fake.
 
-The first floor is the AUC for labels that are dealt to the groups at random. Scores that have nothing to do with the
-labels reach it. The second floor is the AUC between two sources of real videos. Scores that recognise where a video
-comes from reach it. A group holds videos that belong together, such as near-duplicates.
+A result must be compared with two floors. The first is the AUC for labels that are assigned to the groups at random:
+scores that are unrelated to the labels reach it. The second is the AUC between real videos of two sources (origins,
+such as two datasets): scores that recognise where a video comes from reach it. A group holds videos that belong
+together, such as near-duplicates.
 """
 
 from dataclasses import dataclass, replace
@@ -16,15 +17,18 @@ from fvc_lib.metrics.intervals import Interval, group_codes, group_interval
 
 
 def _ranks(scores: ArrayLike, cells: ArrayLike) -> FloatArray:
-    """Return the rank of each of N rows within its cell, float64 (N,); tied rows share their mean rank."""
+    """Return the rank of each of N rows by score within its cell, float64 (N,); tied rows share their mean rank.
+
+    A cell is a subset of the rows; ``cells`` (N,) holds the cell of each row.
+    """
     return pl.DataFrame({"score": scores, "cell": cells}).select(pl.col("score").rank().over("cell")).to_numpy()[:, 0]
 
 
 def _wins(is_positive: ArrayLike, ranks: FloatArray, cells: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Return ``(wins, pairs)``, both float64 (R, C), whose quotient is the AUC within each of C cells.
+    """Return ``(wins, pairs)``, both float64 (R, C); ``wins / pairs`` is the AUC within each of C cells.
 
-    A pair is a positive and a negative row of one cell. A win is a pair whose positive row has the higher score; a tie
-    is half a win (Mann and Whitney's U).
+    A cell is a subset of the rows. A pair is a positive and a negative row of one cell. A win is a pair whose positive
+    row has the higher score; a tie is half a win (Mann and Whitney's U).
 
     Args:
         is_positive: bool (N,) or (R, N), the positive rows, for R such choices.
@@ -42,18 +46,18 @@ def _wins(is_positive: ArrayLike, ranks: FloatArray, cells: ArrayLike) -> tuple[
 def shuffled_label_aucs(
     labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, *, num: int = 200, seed: int = 0
 ) -> FloatArray:
-    """Return the AUC of the scores for each of ``num`` random deals of labels, float64 (num,).
+    """Return the AUC of the scores for each of ``num`` random assignments of labels, float64 (num,).
 
-    Every group has a share of fakes among its rows. A deal permutes these shares among the groups. A row then becomes
-    fake with a probability equal to the share that its group was dealt. The AUC is NaN where a deal has one class only.
-    The deals depend on ``seed``, ``labels`` and ``groups`` only.
+    Every group has a share of fakes among its rows. An assignment permutes these shares among the groups. A row then
+    becomes fake with a probability equal to the new share of its group. The AUC is NaN where an assignment has one
+    class only. The assignments depend on ``seed``, ``labels`` and ``groups`` only.
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
         scores: float (N,).
         groups: (N,) of group ids.
-        num: number of deals.
-        seed: seed of the deals.
+        num: number of assignments.
+        seed: seed of the assignments.
 
     Raises:
         ValueError: labels are not 0 and 1, scores are not finite, or lengths differ.
@@ -73,7 +77,7 @@ FEWEST_GROUPS_OF_A_SOURCE = 10  # with fewer groups, two sources may differ by c
 
 @dataclass(frozen=True)
 class SourceFloor:
-    """The AUC of a detector's scores between two sources of real videos.
+    """The AUC of a detector's scores between real videos of two sources (origins, such as datasets).
 
     A score that does not depend on the source has an AUC of 0.5. The source with the higher scores is the positive
     class, so the value of ``interval`` is at least 0.5. If its lower end is below 0.5, the other source might have the
@@ -96,12 +100,13 @@ def real_source_floor(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> SourceFloor | None:
-    """Return max(AUC, 1 - AUC) between the two sources of reals with the most videos.
+    """Return how well the scores separate the two largest sources of real videos: max(AUC, 1 - AUC).
 
-    Returns None with fewer than two sources of at least ``FEWEST_GROUPS_OF_A_SOURCE`` groups.
+    A source is the origin of videos, such as a dataset. Only sources of at least ``FEWEST_GROUPS_OF_A_SOURCE`` groups
+    are considered; the result is None if there are fewer than two. The two with the most videos are compared.
 
     A detector of fakes has no reason to tell two sources of reals apart. If its scores do, it recognises where videos
-    come from. Its AUC between reals and fakes of different sources must then be compared with this floor.
+    come from. Its AUC between reals and fakes of different sources must then be compared with this value.
 
     Args:
         scores: float (N,), higher for fake.
@@ -141,9 +146,9 @@ def mean_lean(
 ) -> FloatArray:
     """Return how well scores separate two sources of videos: the mean over folds of |AUC - 0.5|, float64 (R,).
 
-    The AUC is that between the two sources. 0 means that scores do not depend on the source; 0.5 is the largest value.
-    A fold's weight is its number of pairs of videos of the two sources. All targets count equally, as in
-    ``cross_validation``.
+    The AUC is computed between the videos of the two sources. 0 means that scores do not depend on the source; 0.5 is
+    the largest value. A fold's weight is its number of pairs of videos of different sources. With several targets (such
+    as generators of fakes), the mean over folds is computed for each target, and then averaged over targets.
 
     The absolute value is taken in every fold, because folds have different networks. One network may score the first
     source higher, and another the second. A mean of the AUCs would hide that both recognise sources.
@@ -153,7 +158,7 @@ def mean_lean(
             shape (N,).
         scores: float (N,).
         folds: (N,), fold of each video.
-        targets: (N,), the target (such as a generator) that each video tests; None: one target.
+        targets: (N,), the target of each video, such as the generator that is tested with it; None: one target.
     """
     values = np.asarray(scores, dtype=np.float64)
     _, fold_of_row = np.unique(np.asarray(folds), return_inverse=True)
@@ -179,20 +184,21 @@ def leans_by_chance(
     draws: int = 400,
     seed: int = 0,
 ) -> FloatArray:
-    """Return ``mean_lean`` for random deals of the sources to the groups of each fold, float64 (D,).
+    """Return how well scores separate two randomly assigned sources, for D random assignments, float64 (D,).
 
-    These values show what chance alone gives, which is far above 0 where folds have few groups. A group with videos of
-    both sources is treated as two groups. Deals in which no fold of a target has both sources have no value. They are
-    left out, so D may be less than ``draws``.
+    An assignment permutes the sources among the groups of each fold and target. The measure of separation is
+    ``mean_lean``, the mean over folds of |AUC - 0.5|. The values show what chance alone gives; this is far above 0
+    where folds have few groups. A group with videos of both sources is treated as two groups. An assignment has no
+    value if no fold of a target has both sources. Such assignments are left out, so D may be less than ``draws``.
 
     Args:
         is_second: bool (N,), whether a video is of the second source.
         scores: float (N,).
         groups: (N,) of group ids.
         folds: (N,), fold of each video.
-        targets: (N,), the target (such as a generator) that each video tests; None: one target.
-        draws: number of random deals.
-        seed: seed of the deals.
+        targets: (N,), the target of each video, such as the generator that is tested with it; None: one target.
+        draws: number of random assignments.
+        seed: seed of the assignments.
     """
     target_of_row = np.zeros(np.size(is_second)) if targets is None else targets
     columns = {"target": target_of_row, "fold": folds, "group": groups, "is_second": is_second}

@@ -1,9 +1,9 @@
 """Confidence intervals of metrics, from random half-samples of the groups.
 
-A group holds videos that belong together, such as near-duplicates. A half-sample holds half of the groups, whole. To
-draw single videos would treat fifteen copies of a clip as fifteen observations and give intervals that are far too
-narrow. The standard deviation over five folds gives no valid interval, because the folds share most of their training
-data.
+A group holds videos that belong together, such as near-duplicates. A half-sample holds all videos of a random half of
+the groups. Single videos are not drawn: fifteen copies of a clip would count as fifteen independent observations, and
+the intervals would be far too narrow. The standard deviation over five folds is not used either: it gives no valid
+interval, because the folds share most of their training data.
 """
 
 import math
@@ -37,7 +37,7 @@ _AT_THE_END = 1e-12  # share of a metric's range; a value that is nearer to an e
 
 @dataclass(frozen=True)
 class GroupCounts:
-    """How many groups an interval is computed from, per class and in total."""
+    """The numbers of groups from which a confidence interval is computed: per class and in total."""
 
     per_class: tuple[int, ...]  # number of groups with a real, and with a fake; one number where there is one class
     total: int  # number of all groups; less than the sum where a group has both classes
@@ -59,7 +59,8 @@ class GroupCounts:
         """Return how many independent comparisons of a real with a fake the groups allow; at least 1.
 
         This is the largest number of disjoint pairs of groups, one with a real and one with a fake. With one class it
-        is the number of groups. It limits intervals of values that do not vary between half-samples.
+        is the number of groups. If a value does not vary between half-samples, this number determines how wide its
+        interval is.
         """
         return max(1, min(*self.per_class, self.total // len(self.per_class)))
 
@@ -96,10 +97,10 @@ def group_interval(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, metr
     (1997). The two differ with few groups of uneven sizes, where Obuchowski's intervals are too narrow
     (the documentation's page Measurements has the simulated coverage).
 
-    The largest and the least possible value do not vary between half-samples, so t times s would be 0. For a metric in
-    [0, 1], the value 1 gets the lower end b = (1 - confidence) ** (1 / n), and the value 0 the upper end 1 - b. At a
-    success rate of b, n independent comparisons (``GroupCounts.comparisons``) all succeed with probability 1 -
-    ``confidence``.
+    If the value is the largest or the least possible one, it is the same in all half-samples, and t times s would be 0.
+    So for a metric in [0, 1], the value 1 gets the lower end b = (1 - confidence) ** (1 / n), and the value 0 the upper
+    end 1 - b. Here n is the number of independent comparisons (``GroupCounts.comparisons``). At a success rate of b,
+    they all succeed with probability 1 - ``confidence``.
 
     If a class has fewer than two groups, low and high are NaN, because that class would never vary. The draws depend on
     ``seed``, ``groups`` and ``labels`` only. So several metrics or models on the same rows have the same half-samples.
@@ -109,11 +110,11 @@ def group_interval(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, metr
         scores: float (N,), the scores or decisions that ``metric`` takes.
         groups: (N,) of group ids, all text or all numbers.
         metric: any weighted metric of this folder, also one made by ``within_folds``.
-        options: ``row_weights replicates seed confidence``, as in ``group_intervals``.
+        options: keyword arguments ``row_weights``, ``replicates``, ``seed`` and ``confidence`` of ``group_intervals``.
 
     Raises:
-        ValueError: bad labels or scores, groups or weights of another length, no replicate, or a confidence outside
-            (0, 1).
+        ValueError: labels or scores are invalid, groups or weights have another length, ``replicates`` is below 1, or
+            ``confidence`` is outside (0, 1).
     """
     return group_intervals(labels, [(metric, scores)], groups, **options)[0]
 
@@ -130,8 +131,8 @@ def group_intervals(
 ) -> tuple[Interval, ...]:
     """Return the confidence intervals of M metrics, in the order of ``measures``.
 
-    They equal the results of ``group_interval``, but half-samples are drawn once for all metrics, which saves time.
-    Errors are those of ``group_interval``.
+    Method, results and errors are those of ``group_interval``. But the half-samples (random halves of the groups) are
+    drawn once for all metrics, which saves time.
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
@@ -163,7 +164,10 @@ class ReplicateValues:
 
 
 def intervals_of(drawn: ReplicateValues, confidence: float = 0.95) -> tuple[Interval, ...]:
-    """Return the intervals of the M measures of ``drawn``, in the same order.
+    """Return the confidence intervals of the M measures in ``drawn``, in the same order.
+
+    A measure is a metric with its input, such as the scores of a model. Its interval is computed from its value on all
+    rows and its values in half-samples of the groups.
 
     Raises:
         ValueError: ``confidence`` is outside (0, 1).
@@ -181,7 +185,10 @@ def interval_ends(
     confidence: float,
     is_distance: ArrayLike = False,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return ``(low, high)``, both float64 (M,): the ends of the intervals that ``group_interval`` describes.
+    """Return the ends of M confidence intervals, ``(low, high)``, both float64 (M,).
+
+    They are computed from the values on all groups and in half-samples (random halves of the groups).
+    ``group_interval`` describes the method.
 
     Args:
         values: float64 (M,), the values on all groups.
@@ -230,9 +237,10 @@ def interval_ends(
 
 
 def deviations(values: FloatArray, replicates: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return ``(mean, root_mean_square)`` of the half-samples' differences from the values of all groups, both (M,).
+    """Return how far values in half-samples are from the values of all groups, for M measures.
 
-    NaN replicates are ignored. The result is NaN where all replicates are NaN.
+    The result is ``(mean, root_mean_square)`` of the differences, both float64 (M,). NaN replicates are ignored. The
+    result is NaN where all replicates are NaN.
 
     Args:
         values: float64 (M,), values of M measures on all groups.
@@ -254,9 +262,11 @@ def replicate_values(
     replicates: int = 2000,
     seed: int = 0,
 ) -> ReplicateValues:
-    """Compute all measures on all rows and in every half-sample, for ``intervals_of`` and ``paired_difference``.
+    """Compute all measures on all rows, and in random half-samples (halves of the groups).
 
-    Arguments and errors are those of ``group_intervals``.
+    A measure is a pair of a metric and its input, the scores or decisions, float (N,). ``intervals_of`` computes
+    confidence intervals from the result, and ``paired_difference`` compares two of the measures. Arguments and errors
+    are those of ``group_intervals``.
     """
     if replicates < 1:
         raise ValueError(f"replicates: got {replicates}, wanted at least 1.")
@@ -295,7 +305,9 @@ def _in_halves(
 
 
 def one_vote_per_group(groups: ArrayLike) -> FloatArray:
-    """Return row weights, float64 (N,), that sum to 1 in every group: 1 / number of rows of the row's group.
+    """Return row weights, float64 (N,), that sum to 1 in every group.
+
+    The weight of a row is 1 / the number of rows of its group. ``groups`` (N,) are group ids.
 
     Raises:
         ValueError: ``groups`` is not (N,).
@@ -305,9 +317,9 @@ def one_vote_per_group(groups: ArrayLike) -> FloatArray:
 
 
 def group_codes(groups: ArrayLike, num_rows: int) -> tuple[IntArray, int]:
-    """Return ``(codes, num_groups)``: the number of each row's group, int64 (N,), and how many groups there are.
+    """Return ``(codes, num_groups)``: the index of each row's group, int64 (N,), and the total number of groups.
 
-    Groups are numbered from 0 in the sorted order of their ids.
+    The groups have indices from 0 in the sorted order of their ids. ``groups`` (N,) are the group ids.
 
     Raises:
         ValueError: ``groups`` is not (``num_rows``,).
@@ -326,8 +338,11 @@ def draw_half_samples(
     """Draw half-samples of the G groups; yield them in blocks, float64 (B, G): 1 where a group is drawn, else 0.
 
     B differs between blocks; the blocks have ``replicates`` rows in total. For a block ``halves``, the row weights are
-    ``halves[:, group_of_row]``, (B, N). Half of the groups of each stratum are drawn. Of an odd number n of groups,
-    (n - 1) / 2 are drawn with probability (n - 1) / 2n, else one more. This makes the variance of a mean right.
+    ``halves[:, group_of_row]``, (B, N).
+
+    Half of the groups of each stratum are drawn. The strata are groups with reals only, with fakes only, and with both.
+    If a stratum has an odd number n of groups, (n - 1) / 2 of them are drawn with probability (n - 1) / 2n, otherwise
+    (n + 1) / 2. This makes the variance of a mean right.
 
     Args:
         labels: int64 (N,) of 0 (real) and 1 (fake); together with the groups they decide the strata.
@@ -407,9 +422,10 @@ def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums, bounds: Bou
 
 
 def mean_measure(name: str, values: ArrayLike) -> SumsMetric:
-    """Return a measure (see ``measure_of_rows``): the mean of the finite ``values`` (N,).
+    """Return a measure whose value is the weighted mean of ``values`` (N,), without those that are not finite.
 
-    ``name`` is the metric's name. If it is declared as a share, the bounds are 0 and 1.
+    A measure is a metric that holds the data of its rows (see ``measure_of_rows``). ``name`` is the metric's name. If
+    the metric is declared as a share, its bounds are 0 and 1.
     """
     array = np.asarray(values, dtype=np.float64)
     known = np.isfinite(array)
@@ -419,7 +435,10 @@ def mean_measure(name: str, values: ArrayLike) -> SumsMetric:
 
 
 def values_of(measures: Mapping[str, SumsMetric]) -> dict[str, float]:
-    """Return the value of each measure (see ``measure_of_rows``), with the same weight for every row."""
+    """Return the value of each measure by name, with the same weight for every row.
+
+    A measure is a metric that holds the data of its rows (see ``measure_of_rows``).
+    """
     rows = {name: one.columns(np.empty(0, np.int64), np.empty(0)) for name, one in measures.items()}
     return {name: float(one.of_sums(rows[name].sum(axis=0, keepdims=True))[0]) for name, one in measures.items()}
 
@@ -437,10 +456,10 @@ def intervals_over_groups(
     Unlike ``group_intervals``, it is not limited to the labels real and fake: rows may have any number of classes, or
     numbers as targets.
 
-    Groups are drawn without strata, so a half-sample may lack a class. A metric that averages over classes then
-    averages over those of the half-sample. With fewer than two groups low and high are NaN. The draws depend on
-    ``seed`` and ``groups`` only, so several models have the same half-samples. For the method and errors see
-    ``group_interval``.
+    Groups are drawn without strata, so a half-sample (a random half of the groups) may lack a class. A metric that
+    averages over classes then averages over the classes that are there. With fewer than two groups low and high are
+    NaN. The draws depend on ``seed`` and ``groups`` only, so several models have the same half-samples. For the method
+    and errors see ``group_interval``.
 
     Args:
         measures: metrics that hold their rows, made by ``mean_measure``, ``regression_measures`` and the like.
@@ -463,7 +482,7 @@ _ROUNDING = 1e-12  # differences up to this size are rounding, as of sums in ano
 
 @dataclass(frozen=True)
 class PairedDifference(Interval):
-    """The difference of two models, second minus first, in the same metric, with its interval and p-value."""
+    """The difference of two models' values of the same metric (second minus first), with its interval and p-value."""
 
     p_value: float  # two-sided, of the hypothesis that there is no difference; NaN where the ends are NaN
 
@@ -509,8 +528,9 @@ def paired_differences(
 ) -> list[tuple[PairedDifference, float, bool]]:
     """Return ``(difference, adjusted p-value, is_shown)`` for each pair of indices of measures in ``drawn``.
 
-    Holm's method adjusts the p-values for all pairs. A difference is shown if its adjusted p-value is at most 1 -
-    ``confidence``. See ``paired_difference``.
+    ``difference`` is the result of ``paired_difference``: the second measure minus the first, with its interval.
+    Holm's method adjusts the p-values for the number of pairs. ``is_shown`` is true if the difference is significant:
+    its adjusted p-value is at most 1 - ``confidence``.
     """
     differences = [paired_difference(drawn, *pair, confidence=confidence) for pair in pairs]
     adjusted = holm([difference.p_value for difference in differences]).tolist()
@@ -560,7 +580,7 @@ def is_above_control(
 
     A result within its control's interval is never above it. Nor is a result whose interval contains the control's
     value. A control whose interval has no width, such as a constant score with an AUC of 0.5, counts as a fixed number.
-    Where a value or an end is missing (None or NaN), the answer is False.
+    If a value or an end is missing (None or NaN), the function returns False.
 
     A simpler rule would be that each value lies outside the other's interval. It errs more often: for two independent,
     equally good results it is true in 8.3 of 100 cases, this rule in 2.5. In simulations with percentile intervals of

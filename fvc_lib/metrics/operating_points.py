@@ -49,7 +49,10 @@ class OperatingPoint:
     miss_cost: float = 1.0
 
     def __str__(self) -> str:
-        """Return the text that ``operating_point`` reads: ``best``, ``fpr=0.01``, ``cost=5:1``."""
+        """Return the rule as a short text, such as ``best``, ``fpr=0.01`` or ``cost=5:1``.
+
+        The function ``operating_point`` turns the text into an operating point again.
+        """
         return {
             "best": "best",
             "fpr": f"fpr={self.false_positive_rate:g}",
@@ -67,9 +70,10 @@ class OperatingPoint:
         }[self.kind]
 
     def is_resolved_by(self, num_real: int) -> bool:
-        """Return whether ``num_real`` reals are enough for this false-positive rate: at least one may be called fake.
+        """Return whether ``num_real`` reals are enough to choose a threshold for this false-positive rate.
 
-        Always True for other kinds than ``fpr``.
+        They are enough if the rate permits at least one of them to be called fake. The result is always True for other
+        kinds than ``fpr``.
         """
         return self.kind != "fpr" or num_real * self.false_positive_rate > 1 - 1e-9
 
@@ -159,9 +163,10 @@ def halves(labels: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> IntArray:
 
 
 def crossed_thresholds(point: OperatingPoint, labels: ArrayLike, scores: ArrayLike, half: ArrayLike) -> FloatArray:
-    """Return a threshold for each row, float64 (N,), that ``point`` chooses on the other half of the rows.
+    """Return a threshold for each row, float64 (N,): the one that ``point`` chooses on the other half of the rows.
 
-    So no row's threshold depends on its own score or label.
+    Rows of half 0 get the threshold chosen on half 1, and the other way round. So the threshold of a row never depends
+    on its own score or label.
 
     Args:
         point: rule that chooses a threshold.
@@ -170,7 +175,7 @@ def crossed_thresholds(point: OperatingPoint, labels: ArrayLike, scores: ArrayLi
         half: (N,), the half of each row, 0 or 1 (``halves``).
 
     Raises:
-        ValueError: as ``threshold_at``, for either half.
+        ValueError: labels are not 0 and 1, scores are not finite, or a half lacks a needed class (``threshold_at``).
     """
     checked, of_row = check_labels(labels), np.asarray(half)
     values = check_scores(scores, checked.size)

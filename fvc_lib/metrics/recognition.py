@@ -1,10 +1,10 @@
-"""Metrics of recognition: of decisions between C classes, numbered 0 .. C - 1, and of predicted numbers.
+"""Metrics of classification into C classes, numbered 0 to C - 1, and of regression (predicted numbers).
 
-A measure is a metric that holds its rows. ``class_measures`` and ``regression_measures`` make measures. In
+A measure is a metric that holds the data of its rows. ``class_measures`` and ``regression_measures`` make measures. In
 ``metrics.intervals``, ``values_of`` returns their values and ``intervals_over_groups`` their confidence intervals. A
 value is NaN where all weights are zero.
 
-The mean predictor, a control that always predicts the mean of the training part, is scored by the same functions. Its
+The same functions are used for the mean predictor, a baseline that always predicts the mean of the training part. Its
 R2 is at most 0, and below 0 where the means of the training and the test part differ.
 """
 
@@ -62,16 +62,17 @@ def class_scores(labels: ArrayLike, predicted: ArrayLike) -> dict[str, FloatArra
 def class_measures(ranks: ArrayLike, labels: ArrayLike, predicted: ArrayLike) -> dict[str, SumsMetric]:
     """Return the measures ``top1``, ``top5``, ``macro_precision``, ``macro_recall`` and ``macro_f1`` by name.
 
-    ``topK`` is the share of rows whose true class is among the K classes scored highest. The others are means over the
-    classes that occur among ``labels``. A class that is never predicted has an F1 of 0 and so lowers the mean. A class
-    that is predicted but does not occur among the labels is not averaged.
+    A measure is a metric that holds the data of its rows. ``topK`` is the share of rows whose true class is among the K
+    classes with the highest scores. The other measures are means over the classes that occur among ``labels``. A class
+    that is never predicted has an F1 of 0 and so lowers the mean. A class that is predicted but does not occur among
+    the labels is left out of the mean.
 
     Macro F1 is the mean of the classes' F1, not the F1 of the mean precision and recall (J. Opitz and S. Burst, "Macro
     F1 and Macro F1", 2019). It equals scikit-learn's ``f1_score`` with ``average="macro"``, ``zero_division=0`` and
     ``labels=np.unique(labels)``.
 
     Args:
-        ranks: int (N,), the ranks of the true classes, from 1, as ``ranks_of_class`` returns them.
+        ranks: int (N,), for each row the rank of its true class by score, 1 for the best (``ranks_of_class``).
         labels: (N,), the true classes, numbers or names.
         predicted: (N,), the predicted classes.
     """
@@ -83,10 +84,11 @@ def class_measures(ranks: ArrayLike, labels: ArrayLike, predicted: ArrayLike) ->
 
 
 def _class_columns(labels: ArrayLike, predicted: ArrayLike) -> FloatArray:
-    """Return, for each row, what it adds to the counts of the K classes among the labels: 0 or 1, float64 (N, 3 K).
+    """Return 3 K indicators (0 or 1) for each row, float64 (N, 3 K), whose sums are the counts per class.
 
-    The first K columns are true positives: the row has the class, and it is predicted. The next K columns mark rows
-    that have the class. The last K columns mark rows for which the class is predicted.
+    The K classes are those that occur among ``labels``. The first K columns mark true positives: the row has the class,
+    and the class is predicted. The next K columns mark rows that have the class. The last K columns mark rows for which
+    the class is predicted.
     """
     true_classes, taken = np.asarray(labels), np.asarray(predicted)
     occurring = np.unique(true_classes)
@@ -120,7 +122,8 @@ def _macro(name: str, sums: FloatArray) -> FloatArray:
 def regression_measures(values: ArrayLike, predicted: ArrayLike) -> dict[str, SumsMetric]:
     """Return the measures ``mae``, ``rmse`` and ``r2`` by name: mean absolute error, root mean squared error, and R2.
 
-    ``values`` (N,) are finite true numbers, ``predicted`` (N,) predicted ones. If one of these is NaN, the values are.
+    A measure is a metric that holds the data of its rows. ``values`` (N,) are the true numbers, all finite, and
+    ``predicted`` (N,) the predicted numbers. If any prediction is NaN, all three measures are NaN.
     """
     truth = np.asarray(values, dtype=np.float64)
     errors = np.asarray(predicted, dtype=np.float64) - truth
@@ -135,8 +138,9 @@ def regression_measures(values: ArrayLike, predicted: ArrayLike) -> dict[str, Su
 def _explained(sums: FloatArray) -> FloatArray:
     """Return R2, (R,), from the sums of the columns of ``regression_measures`` under R sets of row weights; 1 is best.
 
-    R2 is 1 minus the sum of squared errors, divided by the sum of squared deviations of the values from their weighted
-    mean. NaN where all values are equal, because there is no variation to explain; scikit-learn returns 1 or 0 there.
+    R2 is 1 - E / V. E is the sum of squared errors, and V the sum of squared deviations of the values from their
+    weighted mean. NaN where all values are equal, because there is no variation to explain; scikit-learn returns 1 or 0
+    there.
     """
     _, squared_errors, total, total_square, rows = sums.T
     about_mean = total_square - divide(total**2, rows)

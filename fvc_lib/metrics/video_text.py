@@ -47,7 +47,9 @@ declare(
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well queries find their positives (the candidates that belong to them), in one direction of retrieval.
+    """The results of retrieval in one direction: how well queries find the candidates that belong to them.
+
+    A query is a video or a text. Its positives are the candidates that belong to it.
 
     Attributes:
         metrics: values by name. ``recall@K``: the share of queries whose best positive has rank K or better.
@@ -76,10 +78,11 @@ def retrieval_metrics(
 ) -> dict[str, Ranking]:
     """Evaluate retrieval in both directions; return a ``Ranking`` for ``video_to_text`` and for ``text_to_video``.
 
-    Embeddings are not normalised here: divide each row by its norm first if cosines are wanted, else a long row is
-    similar to everything. A text that several videos share must be a single row of ``text_embeddings``; all its videos
-    are then positives. The r-th best positive of a query has rank r plus the number of wrong candidates that are at
-    least as similar. A text without a video is a candidate but no query.
+    The similarity is the dot product. For cosines, divide each row by its norm first: embeddings are not normalised
+    here, and a long row would be similar to everything. A text that several videos share must be a single row of
+    ``text_embeddings``; all its videos are then positives (candidates that belong to the query). The r-th best positive
+    of a query has rank r plus the number of wrong candidates that are at least as similar. A text without a video is a
+    candidate but not a query.
 
     Args:
         video_embeddings: (N, D), a numpy array or a torch tensor; rounded to float32.
@@ -109,7 +112,9 @@ def _rows(embeddings: Any, name: str) -> SingleArray:
 
 
 def _ranking(queries: SingleArray, candidates: SingleArray, pairs: IntArray, ks: Sequence[int]) -> Ranking:
-    """Rank the candidates of every query that has a positive (a candidate that belongs to it).
+    """Rank all candidates for every query that has a positive (a candidate that belongs to it).
+
+    The result holds the ranks of the best positives and the retrieval metrics.
 
     Args:
         queries: float32 (Q, D).
@@ -208,7 +213,9 @@ def content_word_recall(caption: str, references: Sequence[str], content: Collec
 
 @declare("bleu4", "BLEU-4", "higher", "Precision of n-grams up to four words, over all captions.", is_share=True)
 def bleu4_measure(captions: Sequence[str], references: Sequence[Sequence[str]]) -> SumsMetric:
-    """Return a measure (a metric that holds its rows): BLEU with n-grams of up to four words, over all captions.
+    """Return a measure of BLEU with n-grams of up to four words, over all captions.
+
+    A measure is a metric that holds the data of its rows, here of the N captions.
 
     An n-gram counts as matched at most as often as it occurs in one reference. The brevity penalty compares the
     caption's length with that of the reference nearest in length, of two equally near the shorter. There is no
@@ -224,10 +231,10 @@ def bleu4_measure(captions: Sequence[str], references: Sequence[Sequence[str]]) 
 
 
 def _bleu_columns(caption: str, references: Sequence[str]) -> list[int]:
-    """Return what a caption adds to the 10 counts over all captions that give BLEU.
+    """Return 10 counts of a caption; BLEU is computed from their sums over all captions.
 
-    The first eight are two per n = 1, 2, 3, 4: the caption's n-grams that occur in a reference, and all its n-grams.
-    The last two are the number of words of the caption, and of the reference nearest in length.
+    The first eight are two counts for each n = 1, 2, 3, 4: the caption's n-grams that occur in a reference, and all its
+    n-grams. The last two are the number of words of the caption, and of the reference nearest in length.
     """
     written = words(caption)
     wanted = [words(reference) for reference in references]

@@ -129,8 +129,9 @@ def temporary_of(path: Path) -> Path:
 
 @contextmanager
 def atomic_output(path: AnyPath) -> Iterator[Path]:
-    """Yield the path of a temporary file for the block to write; it replaces ``path`` at the end of the block.
+    """Yield the path of a temporary file, which replaces the file ``path`` at the end of the ``with`` block.
 
+    The block writes the temporary file.
     If the block raises an exception, the temporary file is removed and ``path`` keeps its old content.
 
     Args:
@@ -196,10 +197,10 @@ def as_text(value: object) -> str | None:
 
 
 def sweep_temporaries(folder: Path) -> list[Path]:
-    """Remove temporary files of ``temporary_of`` under ``folder`` whose process has ended; return their paths.
+    """Remove temporary files that ended processes have left in ``folder``, and return their paths.
 
-    Subfolders are searched too. The processes of another host cannot be seen from here. So a temporary file from
-    another host is removed when it has not changed for a day.
+    Subfolders are searched too. Only files with names from ``temporary_of`` are removed. The processes of another host
+    cannot be seen from here. So a temporary file from another host is removed when it has not changed for a day.
     """
     swept = []
     for path in sorted(folder.rglob(".*.tmp")):

@@ -59,7 +59,9 @@ class CheckpointMismatchError(UsageError):
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Write ``document`` to ``path`` in torch's format, followed by its SHA-256. The write is not atomic.
+    """Write the dict ``document`` to the file ``path`` in torch's format, followed by the SHA-256 of the content.
+
+    The write is not atomic.
 
     Raises:
         OSError: the file cannot be written.
@@ -84,7 +86,7 @@ def append_digest(path: Path) -> None:
 
 
 def load_document(path: Path, wanted_format: int = _FORMAT) -> dict[str, Any]:
-    """Verify the SHA-256 of the file at ``path`` and return the document that ``write_document`` wrote.
+    """Verify the SHA-256 of the file at ``path`` and return the dict in it, which ``write_document`` wrote.
 
     Args:
         path: the file.
@@ -221,9 +223,9 @@ class CheckpointBinding:
     network: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, other: Self) -> list[str]:
-        """Return a text per difference from this binding to ``other``, such as ``epochs: 20 -> 30``.
+        """Return the differences from this binding to ``other`` as texts, such as ``epochs: 20 -> 30``.
 
-        The configuration and the data are compared, the network is not. The list is empty if both are equal.
+        Only configuration and data are compared, not the network. The list is empty if both are equal.
         """
         mine, others = self.config, other.config
         names = [name for name in sorted({*mine, *others}) if mine.get(name) != others.get(name)]
@@ -250,7 +252,9 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """Read and write the checkpoints of one training. Only one process may write to a folder at a time.
+    """The folder of one training's checkpoints, with methods that read and write them.
+
+    Only one process may write to a folder at a time.
 
     Args:
         folder: the checkpoint folder. The first save creates it. Temporary files of processes that have ended are

@@ -1,4 +1,4 @@
-"""Find the library modules that a source text depends on, and compare versions of their code by function.
+"""Find the library modules that a source text depends on, and compare versions of their code function by function.
 
 A source text depends on every module that it names, and on the modules that those modules name, recursively. A name in
 a string counts, because child processes are started as ``"fvc_lib.video.clips.making:make_original"``. A package
@@ -73,7 +73,7 @@ _PARSING = threading.Lock()  # in Python 3.11 threads that parse at once may rai
 
 
 def functions_of_module(module: str) -> dict[str, str]:
-    """Return ``functions_in`` of the source of ``module``: a digest per function and class, by name.
+    """Return a digest of each function, method and class of ``module``, by name (``functions_in``).
 
     ``module`` is a dotted name in ``fvc_lib``. The dict is empty if the module does not exist.
     """
@@ -122,7 +122,10 @@ def functions_in(source: str) -> dict[str, str]:
 
 
 def in_words(names: Iterable[str]) -> str:
-    """Return ``names`` as text, sorted and without ``fvc_lib.``: at most four, then ``and N more``."""
+    """Return a text with the first four of ``names``, sorted and joined by commas; further names as ``and N more``.
+
+    The prefix ``fvc_lib.`` of a name is left out.
+    """
     short = [name.removeprefix("fvc_lib.") for name in sorted(names)]
     more = [f"and {len(short) - _MOST_NAMED} more"] if len(short) > _MOST_NAMED else []
     return ", ".join(short[:_MOST_NAMED] + more)
@@ -230,9 +233,9 @@ def changed_functions(folder: Path) -> set[str]:
 
 
 def mixed_code(folders: Sequence[Path]) -> str:
-    """Return the names of functions whose code differs between the trainings in ``folders``, as ``in_words`` text.
+    """Return a text with names of functions whose code differs between the trainings in ``folders``.
 
-    The text is empty if all trainings used the same code.
+    At most four functions are named, and further ones counted. The text is empty if all trainings used the same code.
     """
     versions = [version for folder in folders for version in _versions(folder)]
     changed = set[str]()

@@ -374,22 +374,24 @@ class RunConfig(BaseModel):
     def of_features(self) -> str:
         """Return the kind of features that the model takes; empty if it takes clips.
 
-        ``forensic``: measured by stage 03b; ``embedding``: computed by a frozen trunk from clips; ``both``: those of a
-        probe with more ``views`` than frames.
+        ``forensic``: features measured by stage 03b. ``embedding``: features that a frozen trunk computes from clips.
+        ``both``: both kinds, for a probe whose field ``views`` names more than ``frames``.
         """
         kind = DETECTORS.of_features(self.model) if self.task == DEFAULT_TASK else ""
         return "embedding" if kind == "both" and self.views == "frames" else kind
 
     @property
     def num_copies(self) -> int:
-        """Return the number of augmented clips of each training video; a model on features takes none."""
+        """Return the number of augmented clips of each training video; 0 for a model on features."""
         return 0 if self.of_features else self.augmentations_per_video
 
     @property
     def cross_fits(self) -> bool:
-        """Whether all training groups train, and held-out logits of parts of them choose temperature and threshold.
+        """Whether no training group is held back for validation, so that calibration uses cross-fitting.
 
-        That holds for a model on features, and for a network with an ``inner_validation_share`` of 0.
+        Cross-fitting trains further models on parts of the training groups. Their logits for the other groups choose
+        temperature and threshold. The value is True for a model on features, and for a network if
+        ``inner_validation_share`` is 0.
         """
         return bool(self.of_features) or not self.inner_validation_share
 
@@ -447,18 +449,18 @@ class RunConfig(BaseModel):
         return self._identities(of_results | _OF_WEIGHTS if stage.trains else of_results)
 
     def _identities(self, names: Set[str]) -> dict[str, Any]:
-        """Return the JSON values that hashes use (``identity``) for the fields in ``names``, by field name.
+        """Return the JSON values from which hashes are computed, for the fields in ``names``, by field name.
 
-        Fields that the task does not read are left out. Fields with their neutral value are left out, too. A run with
-        the neutral value of a field gives the same results as before the field was added to the library. So a new field
-        does not change the hashes of earlier runs.
+        Fields that the task does not read are left out. Fields with their neutral value are left out, too: with this
+        value, results are the same as before the field was added to the library. So a new field does not change the
+        hashes of earlier runs.
         """
         values = self.relevant()
         hashed = [name for name in values if name in names and values[name] != NEUTRAL.get(name, ...)]
         return {name: self.identity(name) for name in hashed}
 
     def identity(self, name: str) -> Any:
-        """Return the JSON value that hashes use for the field ``name``.
+        """Return the JSON value that represents the field ``name`` in hashes.
 
         If the value is the path of a user's file, a digest of the file's content replaces the path.
         """
@@ -470,9 +472,9 @@ class RunConfig(BaseModel):
         return value
 
     def code_chosen(self, names: Iterable[str]) -> list[str]:
-        """Return the dotted names of the library's modules that register the chosen items, such as the model.
+        """Return the dotted names of the library's modules that register the chosen items, such as the chosen model.
 
-        ``names`` are the names of the fields that choose them.
+        ``names`` are names of fields. Fields whose value does not choose a registered item are ignored.
         """
         return [module for name, mark in self._marks(names) for module in mark.files(getattr(self, name))]
 
@@ -534,7 +536,7 @@ _OF_WEIGHTS, _COUNTED = _changing("weights"), _changing(*TRAINED, "results")
 
 
 def require_known(name: str) -> None:
-    """Raise ``UsageError`` with similar names if there is no field ``name``."""
+    """Check that the configuration has a field ``name``; else raise ``UsageError``, which suggests similar names."""
     if name not in RunConfig.model_fields:
         near = did_you_mean(name, RunConfig.model_fields)
         raise UsageError(f"unknown parameter {name!r}.{near} Each notebook's: {command_text('--list')}")

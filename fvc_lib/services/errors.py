@@ -19,7 +19,7 @@ class UsageError(FvcError):
     exit_code = 2
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows of this error: its message alone, without the lines that led to it."""
+        """Return the lines that a notebook shows for this error: its type and message, without the traceback."""
         return [f"{type(self).__name__}: {self}"]
 
 

@@ -37,7 +37,7 @@ LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Answer:
-    """The outcome of one item of ``run_isolated``.
+    """The result, or the failure, of calling a function on one item in a child process (``run_isolated``).
 
     Attributes:
         position: index of the item in the argument ``items``.
@@ -54,9 +54,10 @@ class Answer:
 
 @dataclass
 class Suspects:
-    """Files that were in progress when an earlier parent process died, and so may have killed it.
+    """Files that were being processed when an earlier parent process died, and so may have killed it.
 
-    Items of ``run_isolated`` are paths, or dicts with a path under ``source``.
+    ``run_isolated`` handles these files alone, or not at all. It knows the file of an item by its path: the item itself
+    is a path, or it is a dict with a path under ``source``.
 
     Attributes:
         alone: paths of files that are processed last, one at a time.
@@ -206,12 +207,13 @@ _early: dict[tuple[str, ...], Any] = {}  # children that no call of ``run_isolat
 
 
 def start_early(function: str) -> Callable[[], None]:
-    """Start a child before ``run_isolated`` needs it, so that it imports its modules while this process loads others.
+    """Start a child process before ``run_isolated`` needs it, to save time.
 
-    The first call of ``run_isolated`` for the same function and the default memory limit uses the child.
+    The child imports its modules while this process does other work. The first call of ``run_isolated`` for the same
+    function and the default memory limit uses the child.
 
     Args:
-        function: as in ``run_isolated``.
+        function: ``module:name`` of the function that ``run_isolated`` will call.
 
     Returns:
         A function that ends the child if it was not used.
@@ -229,7 +231,8 @@ def start_early(function: str) -> Callable[[], None]:
 class _Child:
     """A child process of ``run_isolated``, which computes one item at a time.
 
-    ``arguments`` are the command-line arguments of ``serve``; ``position`` is the index of the current item.
+    ``arguments`` are the command-line arguments of ``serve``: the function's name and the memory limit in bytes.
+    ``position`` is the index of the current item.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:

@@ -132,7 +132,7 @@ class ProcessMemory:
 
 
 class ProcessTree:
-    """Measure the memory of the process ``pid`` (None: this one) together with its descendants.
+    """A meter of the memory of the process ``pid`` (None: this one) together with its descendants.
 
     The result is the resident memory of the process, plus the pages of its descendants that no other process shares
     (``smaps_rollup``). A forked loader process shares almost all its pages with its parent: four idle children of a
@@ -236,7 +236,7 @@ def _field_bytes(text: str, name: str) -> int:
 
 
 def give_back_freed() -> None:
-    """Give memory that was freed, but that the C library still holds, back to the system (glibc only).
+    """Release memory that was freed, but that the C library still holds, to the operating system (glibc only).
 
     Memory of small Python objects, which Python itself manages, is not given back.
     """
@@ -348,9 +348,9 @@ _REMEDIES: dict[RanOut, str] = {
 
 
 def ran_out_in(phase: str) -> RanOut:
-    """Return the kind of work that ran out of memory in ``phase``, as an argument of ``memory_advice``.
+    """Return the kind of work that ran out of memory, such as ``batch``, for the function ``memory_advice``.
 
-    ``phase`` is a phase of ``MemoryObserver.at``.
+    ``phase`` is the phase of the training at that moment, such as ``train`` or ``preflight`` (``MemoryObserver.at``).
     """
     if phase.rpartition("_")[2] in ("train", "validation", "test"):
         return "batch"

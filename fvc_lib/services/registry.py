@@ -1,4 +1,4 @@
-"""Registries: find the items that parameters choose by name, such as networks, crops and augmentations.
+"""Registries, which find items such as networks, crops and augmentations by the names that users give in parameters.
 
 A file registers its items when it is imported. A registry imports the files of its folder when an item is first
 needed. So a new item needs only a new file, and this package imports no other package.
@@ -54,7 +54,7 @@ class Registry(Generic[T]):
                 begin with ``timm:``.
 
         Raises:
-            UsageError: another line of code has registered the name, or the caller is a notebook's cell.
+            UsageError: another line of code has registered the name, or the calling code is in a notebook's cell.
         """
         frame = sys._getframe(1)
         source = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
@@ -104,7 +104,10 @@ class Registry(Generic[T]):
         return name
 
     def identity(self, name: str) -> str:
-        """Return the text that represents the item ``name`` in a run's hash; here ``name`` itself."""
+        """Return the text that represents the item ``name`` in the hash of a run's parameters.
+
+        This class returns ``name`` unchanged. ``FileRegistry`` adds a digest of the code for a user's file.
+        """
         return name
 
     def declared_in(self, name: str) -> list[str]:
@@ -348,7 +351,7 @@ class View:
 
     @property
     def share(self) -> float:
-        """Return the SHARE in ``fit``; 1 if there is none."""
+        """Return the number after the colon in ``fit``, such as 0.875 for ``crop:0.875``; 1 without a colon."""
         return float(self.fit.partition(":")[2] or 1)
 
     def resized(self, side: int) -> int:
@@ -364,9 +367,9 @@ PLAIN_VIEW = View()  # the whole picture, in frames spread over the video
 
 @dataclass(frozen=True)
 class ClipSettings:
-    """The shape of a clip and its origin: ``num_frames`` square frames with a side of ``side`` pixels.
+    """The size of a clip, and the rule ``view`` that cuts the clip from a video.
 
-    ``view`` is the rule that cuts the clip from a video.
+    A clip has ``num_frames`` square frames with a side of ``side`` pixels.
     """
 
     num_frames: int
@@ -451,7 +454,9 @@ _OF_FEATURES = re.compile(r'of_features="(\w+)"')
 
 
 class DetectorRegistry(FileRegistry[DetectorSpec]):
-    """The registry of networks, with families (``timm:resnet50``) and users' files (``my_net.py:MyNet``).
+    """The registry of networks that take clips.
+
+    It also accepts names of a family (``timm:resnet50``) and names of classes in users' files (``my_net.py:MyNet``).
 
     A user's class with the attribute ``num_features`` is an encoder, to which a head is added. It maps B clips of T
     frames, uint8 (B, T, 3, H, W), to F features, (B, F) or (B, T, F). A class without this attribute must map them to
@@ -508,8 +513,9 @@ class Crop:
     """A function that finds the part of a clip to show to a network.
 
     ``find`` takes T frames, uint8 (T, H, W, 3), RGB. It returns (left, top, width, height) in pixels, with the shape
-    (4,) for the whole clip or (T, 4) for one rectangle per frame. It returns None if it finds nothing. ``points``, of
-    the crop ``face`` alone, takes the same frames and returns five points of the face, (T, 5, 2), or None.
+    (4,) for the whole clip or (T, 4) for one rectangle per frame. It returns None if it finds nothing. Only the crop
+    ``face`` has ``points``: a function that takes the same frames and returns five points of the face, (T, 5, 2), or
+    None.
     """
 
     name: str
@@ -576,7 +582,9 @@ class BackboneRegistry(Registry[Callable[[TrunkOptions], Any]]):
         return super().get(name) if self.is_own(name) else DETECTORS.get(name)
 
     def check(self, name: str) -> str:
-        """Return ``name`` if it is a backbone, else the result of ``DETECTORS.check(name)``.
+        """Check that ``name`` is a known backbone or detector, and return it.
+
+        For a detector in a user's file (``my_net.py:MyNet``), the path in the returned name is absolute.
 
         Raises:
             UsageError: ``name`` is neither a backbone nor a detector.

@@ -29,9 +29,9 @@ ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a n
 
 
 def beside_the_code(name: str) -> str:
-    """Return the path of the folder ``name`` in this checkout, as text.
+    """Return the path of the folder ``name`` in the project's checkout (its source folder), as text.
 
-    If the library is installed without a checkout, the path is in the working folder.
+    If the library is installed without a checkout, the path is in the current working folder.
     """
     return str((HOME if IS_CHECKOUT else Path.cwd()) / name)
 
@@ -39,8 +39,9 @@ def beside_the_code(name: str) -> str:
 def is_held(lock: Path, patience: float = 0.0) -> bool:
     """Return whether any process holds the lock file ``lock`` for longer than ``patience`` seconds.
 
-    This function takes the lock for an instant, so a patience of 0 also sees other processes that only look. The result
-    is True also if the file exists and cannot be opened, and False if there is no such file.
+    To test this, the function itself takes the lock for an instant. With a patience of 0, two processes that test at
+    the same moment may see each other, and get True. The result is also True if the file cannot be opened. It is False
+    if there is no such file.
     """
     if not lock.exists():
         return False
@@ -65,11 +66,12 @@ ENSEMBLE_RECORD = "ensemble.json"  # written last: a folder with it is a finishe
 
 
 class _PathOf:
-    """A descriptor for methods of ``RunPaths`` that return the path of a file of a stage or fold in the run folder.
+    """A descriptor that gives ``RunPaths`` a method, which returns the path of one stage's or one fold's file.
 
-    The methods take ``(key, fold=None)``. The path is ``pattern`` with ``stage_key(key, fold)`` in place of ``{}``.
-    For a file of a stage, ``key`` is its name, and ``fold`` a number if the stage runs once per fold. For a file of a
-    fold, ``key`` is the fold's number, and ``fold`` is left out.
+    The method takes ``(key, fold=None)``. ``key`` is the stage's name, or the number of the fold for a file that
+    belongs to a fold alone. ``fold`` is the fold's number for a stage that runs once per fold. The method puts both
+    into ``pattern`` in place of ``{}``. For example, ``metrics/{}.jsonl`` becomes
+    ``metrics/04_fold_training_fold_2.jsonl``.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -99,7 +101,10 @@ class RunPaths:
         return self.root.parent.name
 
     def next_superseded(self) -> Path:
-        """Return the folder ``superseded/<number>`` with the next free number; it does not exist yet."""
+        """Return the path of a new folder ``superseded/<number>`` for the earlier files of repeated stages.
+
+        The number is the next free one. The folder is not created.
+        """
         numbers = (int(path.name) for path in self.superseded.glob("*") if path.name.isdecimal())
         return self.superseded / str(1 + max(numbers, default=0))
 
@@ -171,11 +176,17 @@ class RunPaths:
     robustness_scores = _Path("robustness")  # LEVEL/: a journal of scores of disturbed videos
 
     def training_checkpoints(self, stage: str, fold: int | None = None) -> Path:
-        """Return the checkpoint folder of ``fold``; if ``fold`` is None, that of the stage ``stage``."""
+        """Return the folder with the checkpoints of a training.
+
+        It belongs to the fold ``fold``, or to the stage ``stage`` if ``fold`` is None.
+        """
         return self.root / "checkpoints" / stage if fold is None else self.fold_checkpoints(fold)
 
     def stage_outcome(self, stage: str) -> Path:
-        """Return the path of the outcome file of a stage without folds; the file exists if the stage has finished."""
+        """Return the path of ``outcome.json``, the result of the training of a stage without folds.
+
+        The file exists if the training has finished.
+        """
         return self.training_checkpoints(stage) / "outcome.json"
 
 
@@ -209,7 +220,7 @@ def new_run(runs_dir: AnyPath, experiment: str, config_hash: str) -> RunPaths:
     per second: the function waits while a run with the current second in its name exists.
 
     Raises:
-        UsageError: ``refuse_runs_folder`` refuses the folder.
+        UsageError: ``experiment`` is not a single folder name, or a part of the path is a file or a broken link.
     """
     runs_dir = Path(runs_dir)
     folder = runs_dir / experiment
@@ -226,7 +237,10 @@ def new_run(runs_dir: AnyPath, experiment: str, config_hash: str) -> RunPaths:
 
 
 def list_runs(runs_dir: AnyPath, experiment: str | None = None) -> list[RunPaths]:
-    """Return the runs of ``experiment`` under ``runs_dir``, oldest first; None: the runs of all experiments."""
+    """Return the runs in the folder ``runs_dir``, oldest first.
+
+    ``experiment`` is the name of the experiment whose runs are returned; None: the runs of all experiments.
+    """
     runs_dir = Path(runs_dir)
     pattern = f"{experiment or '*'}/run_*/run.json"
     runs = [RunPaths(record.parent.absolute()) for record in runs_dir.glob(pattern)]
@@ -304,15 +318,19 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
 
 
 def is_pattern(corpus: AnyPath) -> bool:
-    """Return whether ``corpus`` has braces or wildcards and is not an existing path."""
+    """Return whether ``corpus`` is a pattern for several files, such as ``shards/{000..099}.tar``.
+
+    A pattern has braces or wildcards, and is not the path of an existing file or folder.
+    """
     text = os.fspath(corpus)
     return any(mark in text for mark in "{*?[") and not os.path.lexists(text)
 
 
 def fixed_folder(corpus: AnyPath) -> Path:
-    """Return the folder in the path ``corpus`` before its first component with braces or wildcards.
+    """Return the folder in the path ``corpus`` before the first component with braces or wildcards.
 
-    The names of tar files in tables are relative to this folder. The last component is never a part of it.
+    For example, it is ``data/sets`` for ``data/sets/{real,fake}/*.tar``. The last component (the file's name) is never
+    a part of it. In tables, the paths of tar files are relative to this folder.
     """
     fixed = takewhile(lambda part: not set(part) & set("{}*?["), Path(corpus).parent.parts)
     return Path(*fixed)

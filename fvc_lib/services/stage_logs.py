@@ -33,7 +33,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",",
 
 
 def _with_digest(body: bytes) -> bytes:
-    """Add a field ``digest`` to a JSON object, and return its line without a line feed.
+    """Return a JSON object as one line of text, with a field ``digest`` added and without a line feed.
 
     ``body`` is the object's text without the closing brace. The digest is the first 16 hexadecimal digits of the
     SHA-256 of ``body``.
@@ -42,7 +42,9 @@ def _with_digest(body: bytes) -> bytes:
 
 
 def checked_row(line: bytes) -> dict[str, Any]:
-    """Return the JSON object in a line that ``JsonLines.append`` wrote with ``digest=True``.
+    """Check the digest in a line of a JSON Lines file, and return the line's JSON object as a dict.
+
+    ``JsonLines.append`` writes such lines if ``digest`` is True.
 
     Raises:
         ValueError: the line is incomplete, damaged or has no digest.
@@ -67,11 +69,11 @@ class _Closing:
 
 
 class JsonLines(_Closing):
-    """Append JSON objects to a file, one per line.
+    """A writer that appends JSON objects to a file, one per line.
 
     A line reaches the operating system before ``append`` returns, so a process that dies loses no appended line. Only
     ``close`` calls fsync: with fsync after every line 224 lines/s are possible instead of 60,000. A machine that dies
-    may leave an incomplete last line; the next writer ends it.
+    may leave an incomplete last line. The next writer of the file then begins a new line.
 
     A full disk does not stop the writer. Lines that the disk refuses are lost and counted. A warning is logged for the
     first lost line, and at the end a warning with their number. Use an object from one thread at a time.
@@ -133,8 +135,8 @@ class MetricLog(JsonLines):
 
     ``ts`` is the system time in seconds since 1970. The clock may be set back, so sort lines by ``step``. A value that
     is not finite is written as null, with ``flag`` set to ``nan``, ``inf`` or ``-inf``. ``run_id``, ``fold`` and
-    ``attempt`` (number of the attempt at the stage) are written to every line. A full disk is handled as in
-    ``JsonLines``.
+    ``attempt`` (number of the attempt at the stage) are written to every line. A full disk does not stop the stage:
+    lines are lost, with a warning.
     """
 
     def __init__(self, path: Path, *, run_id: str, fold: int | None = None, attempt: int = 1) -> None:
@@ -163,7 +165,7 @@ WARN_PERCENT = 90.0
 
 
 class MemorySampler(_Closing):
-    """Write memory samples to ``path`` from a thread, once per interval and at every change of phase.
+    """A thread that writes samples of the memory use to a file, once per interval and at every change of phase.
 
     A phase is a part of the stage, such as ``train``. A sample has one line with device ``cpu`` for this process, and
     one line per accelerator. The line for ``cpu`` has these fields, where 1 MB is 1e6 bytes:
@@ -175,7 +177,7 @@ class MemorySampler(_Closing):
 
     ``timestamp`` is in seconds since 1970, and goes back if the clock is set back. ``elapsed_seconds`` is monotonic.
 
-    A full disk does not end the stage: lines are lost as in ``JsonLines``. After ``close`` nothing is written.
+    A full disk does not end the stage: lines are lost, with a warning. After ``close`` nothing is written.
 
     Args:
         path: the file for samples.
@@ -216,10 +218,10 @@ class MemorySampler(_Closing):
         self._position = {"phase": phase, "epoch": None, "batch_idx": None, "global_step": None, **position}
 
     def at(self, phase: str, **position: int | None) -> None:
-        """Set the phase, ``epoch``, ``batch_idx`` and ``global_step`` that the next samples are labelled with.
+        """Set the current phase of the stage and the position in it, which are written with the next samples.
 
-        At a change of phase, one sample is taken before it and one after it. So a peak is attributed to the phase that
-        caused it.
+        ``position`` may have ``epoch``, ``batch_idx`` and ``global_step``. At a change of phase, one sample is taken
+        before the change and one after it. So a peak is attributed to the phase that caused it.
         """
         with self._lock:
             is_new = phase != self._position["phase"]
@@ -230,9 +232,10 @@ class MemorySampler(_Closing):
                 self.sample()
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
-        """Write one line to the events file; do nothing if there is none.
+        """Write an event of a training, such as memory near its limit, as one line to the events file.
 
-        ``kind``, ``message`` and ``details`` are those of ``MemoryObserver.event``.
+        ``kind`` is one word, such as ``near_limit``; ``message`` is a sentence; ``details`` are values by name. Nothing
+        happens if there is no events file.
         """
         flat = {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -243,7 +246,7 @@ class MemorySampler(_Closing):
                 self._events.append({**self._stamp(), "kind": kind, "message": message, "details": flat})
 
     def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
-        """Write samples of an accelerator's memory too, from now on.
+        """Add an accelerator, such as a GPU, whose memory is written with every sample from now on.
 
         ``device`` is its name in the log, such as ``cuda:0``; ``probe`` returns its memory at the time of the call.
         """
@@ -332,9 +335,10 @@ class Report(Protocol):
     """A callback that receives the progress of work in countable units."""
 
     def __call__(self, done: int, total: int, part: str = "", what: str = "") -> None:
-        """Receive that ``done`` of ``total`` units of work are finished.
+        """Receive the progress: ``done`` of ``total`` units of work are finished.
 
-        ``part`` describes the next unit. ``what`` names the units where they are not those that the callback expects.
+        ``part`` describes the next unit. ``what`` names the units, such as ``videos``. It is left out if they are the
+        units for which the callback was made.
         """
 
 

@@ -71,7 +71,9 @@ class TableSchema:
 
 
 def check_table(frame: pl.DataFrame, schema: TableSchema, origin: str) -> pl.DataFrame:
-    """Return ``frame`` unchanged if it fits ``schema``; ``origin`` names the table in messages.
+    """Check that ``frame`` has the columns and values that ``schema`` declares, and return ``frame`` unchanged.
+
+    ``origin`` names the table in messages.
 
     Raises:
         DataError: ``frame`` does not fit; the message names the table, the columns and up to five wrong values.
@@ -134,9 +136,10 @@ def write_table(frame: pl.DataFrame, schema: TableSchema, path: AnyPath) -> None
 
 
 def frame_of(data: Mapping[str, Any] | Sequence[Any] | None, schema: TableSchema) -> pl.DataFrame:
-    """Return ``data`` as a frame with the columns and types of ``schema``. Allowed values and keys are not checked.
+    """Return ``data`` as a polars DataFrame with the columns and types of ``schema``.
 
-    ``data`` is a mapping of column names to values, or a sequence of rows; None: the frame has no rows.
+    ``data`` is a mapping of column names to values, or a sequence of rows; None: the result has no rows. Allowed values
+    and keys are not checked.
     """
     return pl.DataFrame(data, schema=column_types(schema), orient=None if isinstance(data, Mapping) else "row")
 
@@ -149,7 +152,7 @@ def column_types(schema: TableSchema) -> dict[str, Any]:
 def read_table(path: AnyPath, schema: TableSchema, without: Collection[str] = ()) -> pl.DataFrame:
     """Read the table at ``path``, check it against ``schema``, and return it.
 
-    The columns named in ``without`` are removed from the result; the file has them.
+    The columns named in ``without`` are removed from the result. The file is not changed.
 
     Raises:
         DataError: the file is missing, unreadable, changed since its stage wrote it, or does not fit; the message
@@ -173,7 +176,7 @@ def read_table(path: AnyPath, schema: TableSchema, without: Collection[str] = ()
 
 
 def csv_for_people(frame: pl.DataFrame, *, header: bool = True) -> str:
-    """Return ``frame`` as CSV text that is safe to open in a spreadsheet; ``header`` adds a line of column names.
+    """Return ``frame`` as CSV text that is safe to open in a spreadsheet. ``header`` adds a line of column names.
 
     A spreadsheet runs a text as a formula if it begins with ``=``, ``+``, ``-``, ``@``, a tab or a carriage return. An
     apostrophe is put before such a text, unless it is a number. Use ``write_table`` for tables that a stage reads.
@@ -204,10 +207,10 @@ _KINDS: Mapping[str, Column] = {
 
 
 def _column(text: str) -> Column:
-    """Return the column that a declaration such as ``text null`` describes.
+    """Return the ``Column`` (type and allowed values) that a short declaration such as ``text null`` describes.
 
-    The first word of ``text`` is a key of ``_KINDS``, or a list of allowed values such as ``real|fake``. The words
-    ``unique`` (no value repeats) and ``null`` (values may be missing) may follow.
+    The first word of ``text`` is a kind of column from ``_KINDS``, such as ``count``, or a list of allowed values such
+    as ``real|fake``. The words ``unique`` (no value repeats) and ``null`` (values may be missing) may follow.
     """
     kind, *marks = text.split()
     words = kind.split("|")
@@ -220,10 +223,10 @@ def _column(text: str) -> Column:
 
 
 def _table(name: str, key: Sequence[str] = (), /, **columns: str | Column) -> TableSchema:
-    """Return the schema ``name`` that allows exactly ``columns``, in this order.
+    """Return a table schema called ``name`` that allows exactly ``columns``, in this order.
 
-    No two rows may have the same values in all columns of ``key``; empty: not checked. A column is a ``Column``, or a
-    text for ``_column``.
+    A keyword is the name of a column. Its value is a ``Column``, or a short declaration such as ``text null``. No two
+    rows may have the same values in all columns of ``key``; empty: not checked.
     """
     made = {column: _column(kind) if isinstance(kind, str) else kind for column, kind in columns.items()}
     return TableSchema(name, made, tuple(key))

@@ -38,9 +38,10 @@ Files = Callable[[RunPaths, int | None], Sequence[Path]]
 
 
 def _files(*names: str) -> Files:
-    """Return a function that returns the paths of a run's files for ``Stage.inputs`` or ``Stage.outputs``.
+    """Return a function that lists the input or output files of a stage.
 
-    ``names`` are names of attributes of ``RunPaths``. The function takes a run and a fold, which it ignores.
+    The returned function takes a run (``RunPaths``) and a fold, which it ignores. It returns the paths of the run that
+    ``names`` select; these are names of attributes of ``RunPaths``.
     """
     return lambda run, _fold: tuple(getattr(run, name) for name in names)
 
@@ -89,18 +90,21 @@ class Stage:
 
     @property
     def comes_after(self) -> tuple[str, ...]:
-        """Return the names of all stages that must finish before this one, in a run that has them."""
+        """Return the names of all stages that must finish before this one.
+
+        A run need not have all of these stages.
+        """
         return (*self.needs, *self.needs_when)
 
     def reads(self, config: Any) -> set[str]:
-        """Return the names of the stages whose results this stage reads in a run with ``config``."""
+        """Return the names of the stages whose results this stage reads in a run with the parameters ``config``."""
         return {*self.needs, *(name for name, is_read in self.needs_when.items() if is_read(config))}
 
     @property
     def training_module(self) -> str:
         """Return the dotted name of the module with the task's training function; empty if the stage does not train.
 
-        Import the module only when needed: torch takes seconds.
+        It is a name, because the import of the module takes seconds (it loads torch).
         """
         return f"fvc_lib.tasks.{self.tasks[0]}.training" if self.trains else ""
 
@@ -121,7 +125,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """The declaration of a task: its stages, its training function and its defaults."""
+    """The declaration of a task (a learning problem): its stages, training function and default parameters."""
 
     name: str  # name of the task, and of its folder in ``fvc_lib/tasks``
     stages: tuple[Stage, ...]  # in the order of their numbers
@@ -158,8 +162,8 @@ def _takes_forensic(config: Any) -> bool:
 def _has_videos(config: Any) -> bool:
     """Return whether a run with ``config`` reads video files of the user.
 
-    False for the built-in sample, and for a corpus of which only the label tables are read. Only a stage that reads
-    such files can be divided into shards (jobs that process a share of the files).
+    The result is False for the built-in sample corpus, and if only the label tables of a corpus are read. Only stages
+    that read such files can be divided into shards (jobs that process a share of the files).
     """
     return bool(config.corpus) and not config.annotations_only
 

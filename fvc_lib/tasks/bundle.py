@@ -119,15 +119,17 @@ def refused(folder: Path, why: str) -> UsageError:
 
 
 def write_bundle(predictor: Predictor, folder: Path, card: str) -> None:
-    """Write ``predictor`` to ``folder`` and load it once as a check; after an error nothing is left there.
+    """Write ``predictor`` as a bundle to ``folder``, and load the bundle once as a check.
+
+    After an error, ``folder`` does not exist.
 
     Args:
-        predictor: made from a run or an ensemble.
+        predictor: the predictor of a run or an ensemble.
         folder: must not exist.
         card: text of the model card.
 
     Raises:
-        UsageError: ``folder`` exists, or the written bundle would answer differently than the run.
+        UsageError: ``folder`` exists, or the written bundle would not make the same predictions as the run.
         FvcError: a file of the run is damaged, or the code of its network has changed.
         OSError: a file cannot be written.
     """
@@ -237,7 +239,7 @@ def _copy_weights(source: Path, target: Path) -> None:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle: a folder with trained detectors that can judge videos without their run; its files have been checked.
+    """A bundle (an exported folder with a trained model, which needs no run) whose files have been checked.
 
     Attributes:
         folder: the absolute path of the bundle.
@@ -320,7 +322,7 @@ class Bundle:
 
 
 def open_bundle(folder: Path, *, allow_code: bool = False) -> Predictor:
-    """Check a bundle and return its predictor, which answers for new files.
+    """Check a bundle and return its predictor, which makes predictions for new files.
 
     Args:
         folder: the folder of the bundle.

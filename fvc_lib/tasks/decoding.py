@@ -48,13 +48,13 @@ class FileToScore:
 
 @dataclass(frozen=True)
 class DecodedFile:
-    """The result of decoding a file: whether there is a clip, or the ``failure`` that prevented it.
+    """The result of decoding one file: success, or the reason of the failure. The clip itself is in a file.
 
     Attributes:
         position: index of the file in the caller's list of files.
         failure: the reason why there is no clip; empty after success.
         lasts: whether another attempt would have the same result; False if the worker died or ran out of time.
-        forensic: forensic features by column, of the families that were asked for; without unknown values.
+        forensic: forensic features by column name, of the requested families; unknown values are left out.
     """
 
     position: int
@@ -104,7 +104,9 @@ def frames_of(config: RunConfig, root: Path, paths: Sequence[str]) -> dict[str, 
     They are the frames that the run's model gets. The paths are relative to the corpus folder ``root``.
 
     Raises:
-        OSError, DataError, FvcError: as ``decoded_files``.
+        OSError: a clip cannot be written.
+        DataError: the user's crop function fails.
+        FvcError: the decoding code was changed since it was imported here.
     """
     store = ClipStore.of(config)
     found = dict[str, Pixels]()
@@ -136,7 +138,9 @@ def looked_at(
         ``(probe, decoded)`` for every file as soon as it is decoded: the results of probing and of decoding.
 
     Raises:
-        OSError, DataError, FvcError: as ``decoded_files``.
+        OSError: a clip cannot be written.
+        DataError: the user's crop function fails.
+        FvcError: the decoding code was changed since it was imported here.
     """
     pairs = zip(files, clips, strict=True)
     items = [item_to_decode(store, FileToScore(path, ()), clip, families) for path, clip in pairs]
@@ -159,7 +163,9 @@ def looked_at(
 
 
 def item_to_decode(store: ClipStore, file: FileToScore, clip: Path, families: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the argument for a worker function of ``tasks/video/verdicts/untrusted.py``.
+    """Return the argument (a dict) for a worker function that decodes one video.
+
+    The worker functions are in ``tasks/video/verdicts/untrusted.py``.
 
     Args:
         store: the clip store whose decode settings are used.

@@ -1,8 +1,8 @@
-"""A journal: a file with one line per finding (the answer for one file), written as soon as the answer is known.
+"""A journal: a file with one line per finding (a model's prediction for one file), written as soon as it is known.
 
-After a kill, the same call with the same folder continues and judges no file twice. Several processes may each handle a
-shard (a share of the files). Every shard then writes its own journal, and ``take_in`` appends these to the folder's
-journal.
+If the process is killed, the same call with the same folder continues, and predicts no file twice. Several processes
+may each handle a shard (a share of the files). Every shard then writes its own journal, and ``take_in`` appends these
+to the folder's journal.
 """
 
 import errno
@@ -33,10 +33,10 @@ Found = TypeVar("Found", bound=Any)
 
 
 class Journal(Generic[Found]):
-    """Store the findings of one model on files, and read those of earlier calls. Only one process may write.
+    """A file of the findings (predictions) of one model, which stores new findings and reads those of earlier calls.
 
-    A stored finding is used again if the file still has the same size and modification time, or the same content.
-    Memory holds the byte offsets of earlier lines, not the lines.
+    Only one process may write to it. A stored finding is used again if the file that it is about still has the same
+    size and modification time, or the same content. Memory holds only the byte offsets of earlier lines.
 
     Args:
         folder: folder of the journal; made where it is missing.
@@ -94,10 +94,10 @@ class Journal(Generic[Found]):
         return found
 
     def append(self, found: Found) -> None:
-        """Store the finding ``found``, if another attempt would give the same result (``found.lasts``).
+        """Append the finding ``found`` to the journal.
 
-        A finding after a crash or a timeout is not stored. The file must belong to the last ``block`` that was given to
-        ``known``.
+        A finding after a crash or a timeout (``found.lasts`` is False) is not stored, because another attempt may give
+        another result. The file of the finding must belong to the ``block`` of the last call of ``known``.
         """
         if found.lasts and (state := self._states[found.path]) is not None:
             values = {name: value for name, value in asdict(found).items() if name not in ("path", "lasts") and value}
@@ -118,8 +118,8 @@ def take_in(folder: Path, stage: str) -> None:
     Temporary files of killed calls are deleted too. No process may be writing to any of the journals. If this call is
     killed, the next one appends the same lines again, which does no harm.
 
-    The call also reads from the shards' records which files killed a process twice, so that this process does not try
-    them again (``SUSPECTS``).
+    The call also reads the shards' records of files that may have killed a process (``SUSPECTS``). This process then
+    handles these files one at a time, and skips the files that killed a process twice.
 
     Args:
         folder: folder of the journals.
@@ -150,9 +150,10 @@ def found_in_blocks(
     find: Callable[[list[Path]], Generator[Found]],
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Iterator[tuple[list[Found], int]]:
-    """Judge ``files`` in blocks of up to ``BLOCK_FILES``, and yield ``(findings, num_known)`` for each block.
+    """Get the findings (predictions) on ``files`` in blocks of up to ``BLOCK_FILES`` files, and yield each block.
 
-    ``findings`` are in the order of ``files``. ``num_known`` is how many of them were stored by earlier calls.
+    A block is the pair ``(findings, num_known)``. ``findings`` is a list in the order of ``files``. ``num_known`` is
+    the number of these findings that earlier calls had stored in the journal.
 
     Args:
         journal: holds the findings of earlier calls, and stores new ones at once.
@@ -182,7 +183,11 @@ def find_out(
     find: Callable[[list[Path]], Generator[Found]],
     progress: Callable[[int, int], None],
 ) -> None:
-    """Judge ``files``, store the findings in ``journal``, and close it; arguments are those of ``found_in_blocks``."""
+    """Get the findings (predictions) on all ``files``, store them in ``journal``, and close the journal.
+
+    Files whose findings are in the journal already are skipped. ``find`` yields the findings on a list of files.
+    ``progress`` is called with (done, total) numbers of files.
+    """
     with closing(journal):
         for _ in found_in_blocks(journal, files, find, progress):
             pass

@@ -155,14 +155,15 @@ def _in_two(rows: pl.DataFrame, part: str, column: str, name: str) -> Row:
 
 
 def _first_of(names: Sequence[str]) -> str:
-    """Return a sentence that names the first three, with a space before it; empty without names."""
+    """Return a sentence with the first three of ``names``, after a leading space; an empty text if there are none."""
     return f" The first: {', '.join(names[:3])}." if names else ""
 
 
 def _near_copies(rows: pl.DataFrame, part: str, name: str, links: Links, num_without_hash: int) -> Row:
-    """Return the row of the check that no two near-duplicates are in different parts.
+    """Return the row of the check that no two near-duplicate files are in different parts, such as folds.
 
-    The links are a spanning forest of all near-duplicate pairs. So if no link joins two parts, no pair does.
+    Only the pairs in ``links`` are compared. They are a spanning forest of the graph of all near-duplicates. So if no
+    link joins two parts, no other near-duplicates are in different parts.
 
     Args:
         rows: the files, with the column ``path``.
@@ -183,9 +184,11 @@ def _near_copies(rows: pl.DataFrame, part: str, name: str, links: Links, num_wit
 
 
 def _claim(predictions: pl.DataFrame, config: RunConfig, protocol: pl.DataFrame | None) -> Row:
-    """Return the row with the AUC that a split by row would have claimed.
+    """Return the row with the AUC that a split by row would have claimed; no network is trained.
 
-    Its sentence also gives the model's AUC. The module docstring defines both.
+    A split by row assigns videos to folds without regard to their groups. If a video's group is then also in the
+    training part, its score is the share of fakes among the group's training videos. Otherwise it is the model's score.
+    The sentence in the row gives this AUC and the model's real AUC.
     """
     predictions = with_targets(predictions, protocol)
     by_row = controls.split_by_row(predictions.select("video_id", "group_id", "label", "fold"), seed=config.seed)
@@ -211,11 +214,11 @@ def _metadata_carriers(
     protocol: pl.DataFrame | None,
     trainings: controls.Trainings,
 ) -> Iterator[Row]:
-    """Yield rows on metadata that predict the labels; no row if their AUC is below ``_CARRIES_AUC``.
+    """Yield up to two rows that warn that metadata, such as the frame size, predict the labels.
 
-    The AUC is reached by a classifier on all metadata columns, on videos that it was not trained on. The row's sentence
-    names the columns that alone reach the highest AUCs. A second row follows if frame size and rate alone reach the AUC
-    ``_CARRIES_AUC`` in videos that were not rescaled.
+    A classifier is trained on all metadata columns and tested on other videos. If its AUC is below ``_CARRIES_AUC``
+    (0.6), there is no row. Otherwise the first row has this AUC, and names the columns with the highest AUCs of their
+    own. The second row follows if frame size and rate alone reach 0.6 and the videos were not rescaled.
     """
     folds = predictions.select("video_id", "group_id", "label", "fold")
 
@@ -266,7 +269,8 @@ def split_audit(
 ) -> pl.DataFrame:
     """Return the table LEAKAGE_AUDIT of a split into train, validation and test part, one row per check.
 
-    A file with several rows, such as a video with several texts, counts once.
+    The checks look for groups, files, contents and near-duplicates in two parts, and for files that have changed. A
+    file with several rows, such as a video with several texts, counts once.
 
     Args:
         rows: IMAGES, or VIDEO_TEXTS for task ``video_text``.

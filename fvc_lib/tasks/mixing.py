@@ -1,8 +1,9 @@
-"""Mixup and cutmix: combine two training samples, pictures or clips, and their labels; and the loss of such labels.
+"""Mixup and cutmix, which combine two training samples (pictures or clips) and their labels, and the loss for them.
 
-Each of the two labels counts with the share of its sample; a sample without a class adds no class. A random generator,
-seeded with the sample's id and the epoch, draws whether a sample is mixed, with which partner and how. So the result
-does not depend on the micro-batch, the rank or the loader process.
+The label of a mixture is the mean of both labels, weighted by the shares of the samples. A sample without a class has
+only zeros as its label. A random generator draws whether a sample is mixed, with which other sample, and how. It is
+seeded with the sample's id and the epoch, so the result does not depend on the micro-batch, the rank or the loader
+process.
 """
 
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class MixSettings:
 
     @property
     def mixes(self) -> bool:
-        """Whether any sample is mixed."""
+        """Whether mixing is turned on: ``share`` and at least one of the alphas are above 0."""
         return self.share > 0 and (self.mixup_alpha > 0 or self.cutmix_alpha > 0)
 
 
@@ -78,9 +79,10 @@ def draw_mix(settings: MixSettings, num_samples: int, size: int, generator: np.r
 
 
 def mixed_pixels(pixels: Tensor, partner: Tensor, mix: Mix) -> Tensor:
-    """Return the mixture of ``pixels`` and ``partner``, all uint8 (..., S, S).
+    """Return the mixture of the samples ``pixels`` and ``partner``, all uint8 (..., S, S).
 
-    A box is the same in all frames of a clip. Without a box the two are blended: Zhang et al., "mixup" (ICLR 2018).
+    If ``mix`` has a box, the pixels of ``partner`` replace those in the box, in all frames of a clip (cutmix). Without
+    a box, the two samples are blended: Zhang et al., "mixup" (ICLR 2018).
     """
     if mix.box is None:
         blend = torch.lerp(partner.float(), pixels.float(), mix.share)

@@ -1,7 +1,8 @@
-"""Predictors: trained models of any task that answer for new files.
+"""Predictors: trained models, of any task, that make predictions for new files such as videos.
 
-A predictor is loaded from a finished run, an ensemble or a bundle (an exported folder that needs no run). Its task
-names the class in ``TaskSpec.predictor``. ``predictor_of`` reads a run or an ensemble, ``tasks/bundle.py`` a bundle.
+A predictor is loaded from a finished run, an ensemble or a bundle (an exported folder that needs no run). Every task
+has its own class of predictors, which ``TaskSpec.predictor`` names. ``predictor_of`` loads the predictor of a run or an
+ensemble. ``tasks/bundle.py`` loads the predictor of a bundle.
 """
 
 from abc import ABC, abstractmethod
@@ -77,12 +78,12 @@ class ScoreRecord(Strict):
 
 
 class Standing(Strict):
-    """How the model compares with its controls.
+    """The result of comparing a model with its controls (predictors without real knowledge).
 
     Attributes:
-        standing: ``above control``; ``not above control``; ``not shown`` (a control is missing or too uncertain);
-            ``no result`` (the model has no valid score); or ``not stated`` (nobody compared them).
-        sentences: the standing and its reasons, as sentences.
+        standing: the result in words: ``above control``; ``not above control``; ``not shown`` (a control is missing or
+            too uncertain); ``no result`` (the model has no valid score); or ``not stated`` (nobody compared them).
+        sentences: the result and its reasons, as sentences.
         scores: metrics of the model and of its controls.
     """
 
@@ -96,15 +97,15 @@ NOT_STATED = Standing(standing="not stated", sentences=["Where it stands, the ru
 
 @dataclass(frozen=True)
 class Finding:
-    """The answer for one file, or the ``failure`` that prevented it.
+    """The prediction for one file, or the reason why there is none.
 
     Attributes:
         path: absolute path, as tables store it (``path_to_text``).
         sha256: hex SHA-256 of the content; empty if it was not read.
-        values: the answer by column name, with all of ``Predictor.columns``; empty after a failure.
-        title: the most important part of the answer, as text.
-        lines: the rest of the answer as lines of text.
-        failure: the reason why there is no answer; empty after success.
+        values: the predicted values by column name, one for each of ``Predictor.columns``; empty after a failure.
+        title: the most important part of the prediction, as text.
+        lines: the rest of the prediction, as lines of text.
+        failure: the reason why there is no prediction; empty after success.
         lasts: whether another attempt would give the same result; False after a crash or a timeout.
     """
 
@@ -119,16 +120,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Trained:
-    """One trained network on the disk.
+    """A description of one trained network on the disk, from which the network can be loaded.
 
     Attributes:
         name: name of the run, and of the fold if there is one, for messages.
         config: the run's configuration; its paths to initial weights are valid on this machine.
         weights: file of the best epoch's weights.
-        digest: ``weights_digest`` of these weights, as the training recorded it.
-        network: the class that was trained.
+        digest: digest of these weights (``weights_digest``), as the training recorded it.
+        network: the class and code of the network.
         remedy: a sentence on what to do about a damaged file.
-        known: ``train``, ``validation`` or ``test`` for each file of the run, by the SHA-256 of its content.
+        known: the part of each file of the run (``train``, ``validation`` or ``test``), by the SHA-256 of its content.
         standing: how the model compares with its controls.
     """
 
@@ -193,7 +194,7 @@ def finished_training(
     record: type[Record],
     name: str,
 ) -> tuple[Trained, TrainingOutcome[Record]]:
-    """Return the trained network of a stage or fold of a run, and the outcome of its training.
+    """Return the description of the trained network of a stage or fold, and the outcome (record) of its training.
 
     Args:
         paths: the run.
@@ -228,22 +229,22 @@ def finished_training(
 
 
 class Predictor(ABC):
-    """A trained model that answers for new files.
+    """A trained model that makes predictions for new files.
 
-    Each file goes through the network alone: its answer does not depend on the other files. A subclass has the class
-    methods ``of_run(paths, standing, final)`` and ``of_bundle(bundle)``.
+    Each file goes through the network alone: its prediction does not depend on the other files. A subclass has the
+    class methods ``of_run(paths, standing, final)`` and ``of_bundle(bundle)``, which load a predictor.
 
     Args:
         name: name of the run, ensemble or bundle.
         config: parameters of the run.
-        trained: the networks, by the stem of their weights file in a bundle.
+        trained: the trained networks. A key is the name, without ending, of the file of weights in a bundle.
         standing: how the model compares with its controls.
 
     Attributes:
         kind: kind of the files, such as ``video``.
         file_word: the word for one file, for messages.
-        columns: names and types of the answer's columns.
-        cautions: sentences on code or decoding that differs from the run's.
+        columns: types of the predicted values, by column name.
+        cautions: sentences that warn of code or decoding that differs from the run's.
     """
 
     kind: ClassVar[Kind] = "video"
@@ -257,14 +258,19 @@ class Predictor(ABC):
 
     @abstractmethod
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write the files that ``of_bundle`` reads, and return the task's section of ``bundle.json``.
+        """Write the predictor's own files to ``folder``, and return the task's section of ``bundle.json``.
+
+        ``folder`` is the bundle that is being made. The class method ``of_bundle`` reads these files and this section.
 
         Raises:
             OSError: a file cannot be written.
         """
 
     def check(self) -> None:  # noqa: B027 - most networks are loaded at once
-        """Load every network once; errors are those of ``Trained.built``."""
+        """Load every network once, so that errors of ``Trained.built`` are raised before files are predicted.
+
+        The default does nothing, because most predictors load their network when they are created.
+        """
 
     @property
     @abstractmethod
@@ -274,11 +280,13 @@ class Predictor(ABC):
     @property
     @abstractmethod
     def identity(self) -> str:
-        """A text that changes whenever anything changes that affects an answer, such as weights or settings."""
+        """A text that changes whenever anything changes that affects a prediction, such as weights or settings."""
 
     @abstractmethod
     def findings(self, files: Sequence[Path], *, workers: int = 0) -> Generator[Any]:
-        """Yield one finding per file, in any order; a bad file gives a failure and does not stop the others.
+        """Yield one finding (a prediction or a failure) per file, in any order.
+
+        A file that cannot be decoded gives a failure and does not stop the others.
 
         Args:
             files: absolute paths without repeats.
@@ -291,7 +299,9 @@ class Predictor(ABC):
 
 
 class OneNetwork(Predictor):
-    """The predictor of a training without folds: one network, and one part (train, validation or test) per file.
+    """A predictor with a single network, for tasks without folds.
+
+    Every file of the run belongs to one part: train, validation or test.
 
     Args:
         trained: the trained network.
@@ -299,8 +309,9 @@ class OneNetwork(Predictor):
     Attributes:
         files_of_run: schema of the run's table of files, with at least the columns ``content_sha256 part``; a file may
             have several rows. The schema's name is the name of the table.
-        parts: content of further files that affect an answer, such as labels, as a JSON value; enters ``identity``.
-        notes: sentences on the limits of the answers.
+        parts: content of further files that affect a prediction, such as labels, as a JSON value. It is a part of
+            ``identity``.
+        notes: sentences on the limits of the predictions.
     """
 
     files_of_run: ClassVar[TableSchema]
@@ -335,7 +346,7 @@ class OneNetwork(Predictor):
 
     @classmethod
     def of_bundle(cls, bundle: Any) -> Self:
-        """Return the predictor of an opened ``Bundle``.
+        """Return the predictor of ``bundle``, an exported model folder that was opened with ``Bundle.open``.
 
         Raises:
             FvcError: the bundle has content that no export writes.
@@ -347,7 +358,7 @@ class OneNetwork(Predictor):
     @classmethod
     @abstractmethod
     def read(cls, trained: Trained, folder: Path, files: pl.DataFrame | None) -> Self:
-        """Return the predictor of ``trained``, after reading its further files, such as labels.
+        """Read the further files of a trained network, such as its labels, and return its predictor.
 
         Args:
             trained: the trained network.
@@ -369,13 +380,13 @@ class OneNetwork(Predictor):
 
     @property
     def identity(self) -> str:
-        """A text that changes whenever anything changes that affects an answer, such as weights or labels."""
+        """A text that changes whenever anything changes that affects a prediction, such as weights or labels."""
         digest = self.trained["network"].digest
         more = [list(self.columns), self.decode_hash, self.parts]
         return f"{self.name}@{digest[:12]}:{sha256_of_json(more)[:16]}"
 
     def findings(self, files: Sequence[Path], *, workers: int = 0) -> Generator[Finding]:
-        """Yield one finding per file, in any order; a bad file gives a finding with a failure.
+        """Yield one finding (a prediction or a failure) per file, in any order.
 
         Args:
             files: absolute paths without repeats.
@@ -398,11 +409,15 @@ class OneNetwork(Predictor):
     def _decoded(
         self, files: Sequence[Path], targets: Sequence[Path], workers: int
     ) -> Generator[tuple[ProbeResult, DecodedFile]]:
-        """Decode each of ``files`` into the file of ``targets`` with the same number, as ``decoding.looked_at``."""
+        """Decode N files, and yield (probe, decoded) for each of them, in any order.
+
+        ``targets`` are the N array files (.npy) to write, in the order of ``files``. ``probe`` has facts of the file,
+        such as its hash; ``decoded`` has its position in ``files`` and whether decoding failed.
+        """
 
     @abstractmethod
     def _answer(self, probed: ProbeResult, decoded: Pixels) -> Finding:
-        """Return the finding on one file.
+        """Predict one decoded file, and return the finding (the prediction for the file).
 
         Args:
             probed: path and hash of the file.
@@ -414,7 +429,10 @@ class OneNetwork(Predictor):
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """Run the body without gradients, with deterministic algorithms, in the precision of the training."""
+        """Run the body of a ``with`` statement without gradients, in the precision of the training.
+
+        Only deterministic algorithms are used.
+        """
         with torch.inference_mode(), deterministic_algorithms(self.compute.device), Precision(self.compute).autocast():
             yield
 
@@ -434,7 +452,7 @@ def predictor_class(task: str) -> Any:
 
 
 def predictor_of(paths: RunPaths, standing: Standing = NOT_STATED, *, final: bool = False) -> Predictor:
-    """Return the predictor of a finished run or of an ensemble, which answers for new files.
+    """Return the predictor of a finished run or of an ensemble, which makes predictions for new files.
 
     Args:
         paths: paths of the run or ensemble.

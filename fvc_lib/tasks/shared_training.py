@@ -207,7 +207,10 @@ def outcome_to_json(outcome: TrainingOutcome[Any]) -> str:
 
 
 def outcome_from_json(text: str | bytes, record: type[R]) -> TrainingOutcome[R]:
-    """Return the outcome that ``outcome_to_json`` wrote, with records of class ``record``."""
+    """Return the training outcome in the JSON text ``text``, which ``outcome_to_json`` wrote.
+
+    ``record`` is the class of the training records in it, ``TrainingRecord`` or a subclass.
+    """
     outcome: TrainingOutcome[R] = TypeAdapter(cast(Any, TrainingOutcome)[record]).validate_json(text)
     return outcome
 
@@ -230,12 +233,13 @@ def read_outcome(path: Path, record: type[R]) -> TrainingOutcome[R] | None:
 
 @dataclass(frozen=True)
 class Network:
-    """One network to train: the model, a control (a training without real knowledge), or one that calibrates these.
+    """One network to train: the model, a control (a training without real knowledge), or a network for calibration.
 
     Attributes:
         task: data, network and loss.
         data_fingerprint: digest of the samples of each part and of their targets.
-        name: name of its folder and phases: that of the control (``tasks.CONTROL_TRAININGS``), empty for the model.
+        name: name of the network's folder and of its phases in the metric log. It is the name of the control
+            (``tasks.CONTROL_TRAININGS``), and empty for the model.
     """
 
     task: Task
@@ -302,7 +306,7 @@ class Finished(Generic[R]):
     Attributes:
         records: the records of the model (key: empty text) and of its controls, by name.
         write: function that writes the result tables.
-        kind: the class of a model without steps; None: the class of the networks.
+        kind: the class of a model that is fitted without training steps; None: the class of ``Training.networks``.
     """
 
     records: Mapping[str, R]
@@ -320,14 +324,14 @@ class Training(Generic[R]):
         model_name: name of the model in the configuration, for the record.
         settings: settings of the engine.
         parameters: JSON values that the weights depend on; a checkpoint with other values is refused.
-        networks: the model first, then its controls, and networks that only calibrate one of these.
+        networks: the model first, then its controls, and networks that serve only to calibrate the model or a control.
         sizes: fields of the outcome: ``num_train num_validation num_test``, optionally ``num_train_samples missing``.
-        finish: called on every rank after the training; makes choices, scores the test part once, and returns the
-            records and a function that writes the tables. The default returns no records: it suffices for a training
-            that is planned but not run.
+        finish: called on every rank after the training. It makes choices such as the threshold, scores the test part
+            once, and returns the records and a function that writes the tables. The default returns no records: it
+            suffices for a training that is planned but not run.
         outputs: files that ``finish`` writes; a training is finished when its outcome and these files exist.
-        data_fingerprint: as ``Network.data_fingerprint``, for a model without steps: it has no ``networks``, and
-            ``finish`` fits it.
+        data_fingerprint: digest of samples and targets, for a model without training steps. Such a model has no
+            ``networks``: ``finish`` fits it. Empty: the digest is in ``networks``.
     """
 
     stage: str
@@ -357,7 +361,10 @@ class Training(Generic[R]):
 
 
 class TrainingOptions(TypedDict, total=False):
-    """Options that every task's training takes; ``OpenTraining`` explains them."""
+    """Optional keyword arguments of every task's training function, such as the metric log and the ranks.
+
+    ``OpenTraining`` explains them.
+    """
 
     metric_log: MetricSink
     attempt: int
@@ -378,26 +385,28 @@ def train(
     record: type[R],
     **options: Unpack[TrainingOptions],
 ) -> TrainingOutcome[R]:
-    """Train ``stage`` to its end and return its outcome; takes the arguments of ``OpenTraining`` and raises as it does.
+    """Train the networks of ``stage`` to the end, score the test part, and return the outcome (the training's record).
 
     An earlier attempt is continued from its checkpoint. A training that is finished already is not repeated: its stored
-    outcome is returned.
+    outcome is returned. ``OpenTraining`` explains the arguments and the errors.
     """
     return OpenTraining(stage, fold, paths, config, read, record, **options).run()
 
 
 class OpenTraining(Generic[R]):
-    """A training with its loop in the open: the caller computes the loss of every batch, and may compute another one.
+    """A training whose loop over the batches the caller writes, so that the caller may change the loss.
 
         for network, batch in training.batches():
             loss = training.loss(network, batch)
             training.step(loss)
         outcome = training.finish()
 
-    ``train`` is this loop. The same loop trains the model and its controls, so a control shows the effect of an edit as
-    well. An interrupted loop goes on from its last checkpoint when it is run again. Nothing is yielded where there is
-    nothing to loop over: for a stored outcome, for a model without steps, or with ``config.num_ranks`` above 1. Then
-    ``finish`` starts that many ranks and waits for them, unless ``ranks`` says that this process is a rank.
+    The function ``train`` runs exactly this loop. The same loop trains the model and its controls, so an edit of the
+    loop affects the controls as well. An interrupted loop goes on from its last checkpoint when it is run again.
+
+    ``batches`` yields nothing if the outcome is stored already, or if the model is fitted without steps. It also yields
+    nothing if ``config.num_ranks`` is above 1 and ``ranks`` is None: then ``finish`` starts the ranks and waits for
+    them.
 
     Attributes:
         route: a sentence on what the loop does.
@@ -482,9 +491,10 @@ class OpenTraining(Generic[R]):
             self.route = "The training is finished, so the loop has nothing to do. An edit of its cell trains again."
 
     def _note_loop(self, inputs: Mapping[str, Any], log: Path) -> None:
-        """Move the files of an earlier training and its metric ``log`` away if it had other ``inputs``; record these.
+        """Store ``inputs``, and move the files of an earlier training with other inputs to a superseded folder.
 
-        The log's lines are copied and deleted, as its writer may have opened it already.
+        ``inputs`` describe the code of the loop and of the network. The metric log in the file ``log`` is moved too:
+        its lines are copied and then deleted, because its writer may have opened the file already.
         """
         known = read_document(self._folder / LOOP)
         if known and known != inputs:
@@ -500,7 +510,11 @@ class OpenTraining(Generic[R]):
         write_document(self._folder / LOOP, dict(inputs))
 
     def _stored(self) -> str:
-        """Return the text of the stored outcome of this training; empty if it is not finished."""
+        """Return the stored outcome of this training as JSON text; empty if the training is not finished.
+
+        Raises:
+            CheckpointMismatchError: the stored outcome belongs to another network.
+        """
         file = self._folder / OUTCOME
         kind = self._kind
         training = self._training
@@ -513,10 +527,11 @@ class OpenTraining(Generic[R]):
         return outcome_to_json(outcome) if all(map(Path.exists, training.outputs)) else ""
 
     def batches(self) -> Generator[tuple[nn.Module, Batch]]:
-        """Yield each network and its batches, in the order of the training; the caller calls ``step`` once for each.
+        """Yield (network, batch) for every batch of every network, in the order of the training.
 
-        A batch has the samples that are in memory at once. An optimizer's step follows the last batch of an effective
-        batch, and a validation the last batch of an epoch.
+        The caller calls ``step`` once for every pair. A batch has the samples that are in memory at once; several
+        batches may form one effective batch. The optimizer makes a step after each effective batch. The validation part
+        is scored after the last batch of an epoch.
 
         Raises:
             StoppedError: ``stop`` returned True; everything is saved (exit code 75).
@@ -574,34 +589,40 @@ class OpenTraining(Generic[R]):
             self._open = opened.pop_all()
 
     def loss(self, network: nn.Module, batch: Batch) -> LossSum:
-        """Return the task's loss of a batch, which can be multiplied, and to which a scalar can be added.
+        """Return the task's loss of a batch. The caller may multiply it by a number or add a scalar to it.
 
         If memory runs out here or in ``step``, the loss is NaN, and the effective batch begins again with half as many
-        samples at once. A loss that the caller computes must fit into memory.
+        samples at once. This does not help a loss that the caller computes: it must fit into memory.
         """
         return self._engine.transaction.loss(network, batch)
 
     def step(self, loss: LossSum | Tensor) -> None:
-        """Compute the gradients of a batch's loss: that of ``loss``, or a scalar tensor, the mean over the samples.
+        """Compute the gradients of the loss of one batch.
 
-        The optimizer's step follows when the loop goes on. The log has the norm of its gradients, before they are
-        clipped, as ``gradient_norm`` of the phase ``train``.
+        ``loss`` is the result of the method ``loss``, or a scalar tensor that is the mean loss of the samples. The
+        optimizer's step follows when the loop goes on. The metric log has the norm of the gradients before clipping, as
+        ``gradient_norm`` of the phase ``train``.
         """
         self._engine.transaction.step(loss)
 
     def run(self) -> TrainingOutcome[R]:
-        """Train to the end with the task's loss, and finish; raises as ``batches`` and ``finish``."""
+        """Train to the end with the task's own loss, score the test part, and return the outcome.
+
+        The methods ``batches`` and ``finish`` list the errors that may be raised.
+        """
         for network, batch in self.batches():
             self.step(self.loss(network, batch))
         return self.finish()
 
     def finish(self) -> TrainingOutcome[R]:
-        """Choose the epoch, the temperature and the threshold, score the test part once, and write the record.
+        """Choose epoch, temperature and threshold, score the test part once, and write and return the outcome.
+
+        The loop over ``batches`` must have ended.
 
         Raises:
             UsageError: the loop has not come to its end.
             RankEndedError: one of several ranks was killed.
-            FvcError: as ``batches``.
+            FvcError: another error that ``batches`` lists.
         """
         if self._starts_ranks:
             return self._of_ranks()
@@ -666,9 +687,9 @@ class OpenTraining(Generic[R]):
 
 @dataclass(frozen=True)
 class ControlLog:
-    """A metric log for a control, a training without real knowledge.
+    """A metric log for a control (a training without real knowledge), which writes to the model's log ``metrics``.
 
-    A metric is logged as ``<phase>_<metric>``, under the control's ``name`` as phase.
+    There the control's ``name`` is the phase, and a metric is called ``<phase>_<metric>``, such as ``train_loss``.
     """
 
     metrics: MetricSink
@@ -681,7 +702,7 @@ class ControlLog:
 
 
 def settings_of(config: RunConfig, seed: int, default_micro_batch: int) -> EngineSettings:
-    """Return the engine's settings for one training.
+    """Return the settings of the training engine, such as learning rate and batch size, from the configuration.
 
     Args:
         config: resolved parameters.
@@ -736,7 +757,7 @@ def own_code(functions: Mapping[str, str]) -> str:
 
 
 def changed_functions(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return a text that names functions with different digests, the first few of them; empty if all are equal.
+    """Return a text with the names of the first few functions whose digests differ; empty if all are equal.
 
     Args:
         then: digests by dotted name at the training (``functions_of``). Empty: not known, and the text is empty.

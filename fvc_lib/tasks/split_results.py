@@ -1,7 +1,7 @@
 """Results of tasks image and video_text: metrics of the test part with intervals over groups, for model and controls.
 
-A control answers without looking at picture or video. ``majority_class`` predicts the most frequent class of the
-training part and ranks classes by frequency; ``mean_predictor`` predicts each target's mean there. ``chance`` is the
+A control predicts without looking at the picture or video. ``majority_class`` predicts the most frequent class of the
+training part and ranks classes by frequency. ``mean_predictor`` predicts the target's mean in it. ``chance`` is the
 expected score of a random ranking, computed exactly. ``most_frequent_caption`` writes the most frequent training text
 for every video. An interval shows how a metric varies with the test groups that were drawn. It does not show how it
 varies between training runs.
@@ -40,7 +40,7 @@ def _measured_rows(
     subject: str = "all",
     unit: str = "",
 ) -> list[Row]:
-    """Return one row of TASK_RESULTS per metric, with its interval over groups.
+    """Return one row of the table TASK_RESULTS per metric: its value and its confidence interval over groups.
 
     Args:
         source: the model or a control.
@@ -67,7 +67,7 @@ def _measured_rows(
 def image_results(
     images: pl.DataFrame, targets: pl.DataFrame, classes: pl.DataFrame, numbers: pl.DataFrame, config: RunConfig
 ) -> pl.DataFrame:
-    """Return the metrics of model and controls on the test part (TASK_RESULTS).
+    """Return the table TASK_RESULTS of task image: metrics of the model and of its controls on the test part.
 
     Args:
         images: IMAGES of all parts.
@@ -116,7 +116,7 @@ def _class_rows(trained: pl.Series, predictions: pl.DataFrame, config: RunConfig
 def video_text_results(
     pairs: pl.DataFrame, ranks: pl.DataFrame, captions: pl.DataFrame, embeddings_file: Path, config: RunConfig
 ) -> pl.DataFrame:
-    """Return the metrics of model and controls on the test part (TASK_RESULTS).
+    """Return the table TASK_RESULTS of task video_text: metrics of the model and of its controls on the test part.
 
     Args:
         pairs: VIDEO_TEXTS of all parts.
@@ -126,7 +126,8 @@ def video_text_results(
         config: gives replicates, confidence and seed.
 
     Raises:
-        DataError, OSError: as ``read_embeddings``.
+        DataError: the file of embeddings differs from its record in the run.
+        OSError: this file cannot be read.
     """
     rows: list[Row] = []
     if ranks.height:
@@ -187,8 +188,8 @@ def chance_metrics(num_candidates: int, num_positives: IntArray, ks: Sequence[in
 def read_embeddings(path: Path) -> dict[str, Any]:
     """Return the tensors in a file of test embeddings, by name.
 
-    They are ``video_embeddings`` (N, E), ``text_embeddings`` (M, E) and ``pairs`` (P, 2), as
-    ``VideoTextOutputs.retrieval_set`` describes them.
+    They are ``video_embeddings`` (N, E), ``text_embeddings`` (M, E) and ``pairs`` (P, 2): the row numbers of each video
+    and text that belong together.
 
     Raises:
         DataError: the file differs from its record in the run.

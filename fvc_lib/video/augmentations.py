@@ -326,10 +326,11 @@ def through_jpeg(frame: Pixels, quality: int) -> Pixels:
 
 
 def _to_planes(frames: Pixels) -> Pixels:
-    """Convert RGB frames (T, 3, H, W) to packed yuv420p, uint8 (T, 3 H' / 2, W').
+    """Convert RGB frames, uint8 (T, 3, H, W), to packed yuv420p, uint8 (T, 3 H' / 2, W').
 
-    H' and W' are H and W rounded up to even numbers; the last row or column is repeated. Pillow converts in integers,
-    so the result is the same on every machine.
+    H' and W' are H and W rounded up to even numbers; the last row or column is repeated. In every packed frame, the
+    first H' rows hold the luma. The other rows hold two chroma planes of half the height and half the width. Pillow
+    converts in integers, so the result is the same on every machine.
     """
     height, width = (side + side % 2 for side in frames.shape[-2:])
     packed = np.empty((len(frames), height * 3 // 2, width), np.uint8)
@@ -344,7 +345,10 @@ def _to_planes(frames: Pixels) -> Pixels:
 
 
 def _from_planes(packed: Pixels) -> Pixels:
-    """Convert packed yuv420p (T, 3 H / 2, W) to RGB (T, 3, H, W); every 2 x 2 pixels share their chroma."""
+    """Convert packed yuv420p frames, uint8 (T, 3 H / 2, W), to RGB frames, uint8 (T, 3, H, W).
+
+    ``_to_planes`` describes the packed layout. Every 2 x 2 pixels share their chroma.
+    """
     height = packed.shape[1] * 2 // 3
     width = packed.shape[2]
     frames = np.empty((len(packed), 3, height, width), np.uint8)
@@ -360,7 +364,15 @@ _X264 = {"preset": "medium", "mbtree": "0", "threads": "1", "flags": "+bitexact"
 
 
 def _encoded_and_decoded(packed: Pixels, crf: int) -> Pixels:
-    """Compress packed yuv420p (T, 3 H / 2, W) as H.264 in memory and return the decoded frames, same shape."""
+    """Compress frames as H.264 in memory, and return the decoded frames, with visible losses of compression.
+
+    Args:
+        packed: uint8 (T, 3 H / 2, W), frames in the packed yuv420p layout that ``_to_planes`` describes.
+        crf: constant rate factor of the encoder; larger means stronger compression.
+
+    Returns:
+        The decoded frames, with the layout and shape of ``packed``.
+    """
     encoder = av.CodecContext.create("libx264", "w")
     encoder.height, encoder.width = packed.shape[1] * 2 // 3, packed.shape[2]
     encoder.pix_fmt, encoder.time_base, encoder.thread_count = "yuv420p", Fraction(1, 25), 1
@@ -387,7 +399,7 @@ def _factor(generator: np.random.Generator, reach: float) -> float:
 def _some_frames(generator: np.random.Generator, num_frames: int, before: int) -> list[int]:
     """Return distinct random frame indices from 0 to ``before - 1``, in ascending order.
 
-    Their number is a fifth of ``num_frames``, rounded, but at least 1 and at most half of ``num_frames``.
+    The number of indices is a fifth of ``num_frames``, rounded, but at least 1 and at most half of ``num_frames``.
     """
     count = min(max(1, round(0.2 * num_frames)), num_frames // 2)
     return sorted(generator.choice(before, count, replace=False).tolist())
@@ -403,7 +415,7 @@ def _filter_axis(pixels: Float, kernel: list[np.float32], axis: int) -> Float:
 
 @dataclass(frozen=True)
 class AugmentationSettings:
-    """The names of the operations from which the augmentations of every clip are drawn.
+    """The settings of augmentation: the names of the operations that may be drawn for a clip.
 
     Raises:
         UsageError: a name is unknown.
@@ -433,7 +445,10 @@ class AugmentationPlan:
         return json.dumps([{"name": operation.name, **asdict(operation)} for operation in self.operations])
 
     def applied(self, frames: Pixels) -> Pixels:
-        """Return frames, uint8 (T, 3, H, W), after the operations; values are rounded once, at the end."""
+        """Apply all operations to a copy of ``frames``, and return it; both are uint8 (T, 3, H, W).
+
+        Between operations the values are float32. They are rounded once, at the end.
+        """
         content: Float = frames.astype(np.float32)
         for operation in self.operations:
             content = operation.apply(content)
@@ -441,7 +456,10 @@ class AugmentationPlan:
 
 
 def generator_of(*key: object) -> np.random.Generator:
-    """Return a random generator that is seeded by ``key``, values that JSON can hold."""
+    """Return a NumPy random generator whose seed is a hash of ``key``; equal keys give equal random numbers.
+
+    ``key`` consists of values that JSON can hold, such as texts and numbers.
+    """
     digest = hashlib.sha256(json.dumps(key).encode()).digest()
     return np.random.default_rng(int.from_bytes(digest[:16], "big"))
 
@@ -451,8 +469,9 @@ def draw_augmentation(
 ) -> AugmentationPlan:
     """Return the plan of one augmented clip: randomly drawn operations with their parameters.
 
-    Every possible operation is drawn with its probability. If none is drawn, a random one is taken. An operation is
-    possible if the clip has enough frames (``Operation.fewest_frames``). Equal arguments give equal plans.
+    Every operation of ``settings`` is included with its own probability. If none is included, one is chosen at random.
+    Operations that need more frames than the clip has are ignored (``Operation.fewest_frames``). Equal arguments give
+    equal plans.
 
     Args:
         video_id: id of the video.

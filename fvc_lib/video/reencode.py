@@ -68,9 +68,9 @@ class Recipe:
         scale: factor on width and height.
         height: number of rows of the upright picture, even; the width keeps the aspect ratio. 0: as the source.
         rate: frames per second; frames are left out or repeated. 0: as the source.
-        strength: how strongly the frames themselves are changed before they are encoded; 0: they are not. For kind
-            ``jpeg`` it is the quality of a JPEG (Pillow's scale, colour at half the resolution), for ``blur`` the sigma
-            of a Gaussian blur in pixels of the video, for ``noise`` the sigma of Gaussian noise in grey levels, with a
+        strength: strength of a change of the pixels before they are encoded; 0: no change. For kind ``jpeg`` it is the
+            quality of a JPEG (Pillow's scale, colour at half the resolution). For ``blur`` it is the sigma of a
+            Gaussian blur in pixels of the video. For ``noise`` it is the sigma of Gaussian noise in grey levels, with a
             new pattern in every frame.
         every: only every ``every``-th frame is written.
         trim_front, trim_back: shares of the frames that are cut off at the start and at the end; the number of frames
@@ -132,7 +132,7 @@ class Recipe:
 
     @property
     def is_scaled(self) -> bool:
-        """Return whether pictures are resized."""
+        """Return whether the recipe resizes the pictures of a video."""
         return self.scale != 1 or bool(self.height)
 
 
@@ -169,7 +169,10 @@ _RESCALING = re.compile(r"(canonical_)?rescale_([1-9][0-9]*)_at_([1-9][0-9]*)")
 
 
 def recipe_named(name: str) -> Recipe:
-    """Return the recipe ``name``: one in ``RECIPES``, or a rescaling such as ``rescale_480_at_8``.
+    """Return the recipe (way to re-encode videos) with the given name.
+
+    The name is a key of ``RECIPES``, or describes a rescaling, such as ``rescale_480_at_8`` (480 rows, 8 frames a
+    second) or ``canonical_rescale_480_at_8``.
 
     Raises:
         UsageError: there is no such recipe.
@@ -194,7 +197,10 @@ TIMEOUT_SECONDS = 3600.0  # time limit of one video, which may be hours long
 
 
 def reencoded_folder(recipe: str, cache_dir: AnyPath) -> Path:
-    """Return the folder in ``cache_dir`` for videos re-encoded by ``recipe``; its name holds the recipe's digest."""
+    """Return the folder in ``cache_dir`` for videos that are re-encoded by the recipe with the name ``recipe``.
+
+    The folder's name contains the hash ``Recipe.digest``, so a changed recipe gets another folder.
+    """
     return Path(cache_dir) / REENCODED_FOLDER / f"{recipe}_{recipe_named(recipe).digest[:32]}"
 
 
@@ -272,7 +278,9 @@ class _Writer:
         self._format, self._size = "", (0, 0)  # width and height as stored, before frames are turned
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Change a frame, and write it as often as the recipe repeats it, perhaps not at all.
+        """Change a decoded frame by the recipe, and write it to the container.
+
+        The recipe determines how often a frame is written: once, several times or not at all.
 
         Args:
             place: index of the frame in presentation order, ascending from call to call; None for a frame that only
@@ -308,7 +316,10 @@ class _Writer:
             raise OSError(error.errno, error.strerror, error.filename) from error
 
     def _begun(self, frame: VideoFrame) -> VideoStream:
-        """Add a stream to the container, with an encoder for frames like ``frame``, and return it."""
+        """Add a video stream to the container, and return it.
+
+        The encoder is set up by the recipe, and by the size, colours and orientation of ``frame``, the first frame.
+        """
         recipe, turned = self._recipe, self._converter.orientation.transposed
         self._format, self._size = self._written_as(frame)
         width, height = self._size[::-1] if turned else self._size
@@ -339,8 +350,8 @@ class _Writer:
     def _written_as(self, frame: VideoFrame) -> tuple[str, tuple[int, int]]:
         """Return the pixel format and the (width, height) of the frames to encode.
 
-        Width and height are those before frames are turned for display; a quarter turn swaps them. With a height in the
-        recipe, the upright picture gets that height, square pixels, and keeps its aspect ratio.
+        Width and height are those before frames are turned for display; a quarter turn swaps them. If the recipe states
+        a height, the upright picture is resized to this height. It keeps its aspect ratio, and gets square pixels.
         """
         recipe, name = self._recipe, str(frame.format.name)
         width, height = frame.width, frame.height
@@ -363,7 +374,7 @@ class _Writer:
         return (name if name in known else _YUV if recipe.is_scaled else _RGB), size
 
     def _changed(self, place: int, frame: VideoFrame) -> VideoFrame:
-        """Return ``frame`` after the recipe's changes, in the size and pixel format that the encoder takes.
+        """Apply the recipe's changes to ``frame``, and return it in the size and pixel format that the encoder needs.
 
         ``place`` is the frame's index in presentation order, which seeds the noise.
         """

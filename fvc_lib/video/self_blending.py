@@ -1,11 +1,12 @@
 """Pseudo-fakes: clips whose face is blended with a changed copy of itself, as in a face swap.
 
-A model that learns them looks for traces of blending rather than for the traces of one generator. The method is that
-of K. Shiohara and T. Yamasaki, "Detecting Deepfakes with Self-Blended Images", CVPR 2022. It differs in two ways. The
-mask is an ellipse around five points of the face instead of the hull of 68. Only the copy is changed, never the frame
-that it is blended into, so that a pseudo-fake equals its real outside the mask.
+A model that is trained on pseudo-fakes learns traces of blending rather than the traces of one generator. The method
+is that of K. Shiohara and T. Yamasaki, "Detecting Deepfakes with Self-Blended Images", CVPR 2022, with two differences.
+The mask is an ellipse around five points of the face instead of the convex hull of 68 points. Only the copy is changed,
+never the frame that it is blended into. So a pseudo-fake equals the source clip outside the mask.
 
-Parameters are drawn once per clip. Seeds and arithmetic are as in ``augmentations``.
+Random parameters are drawn once per clip. The seed depends on the video's id, so the same pseudo-fake results in every
+process and run.
 """
 
 import json
@@ -39,32 +40,40 @@ _RANGES = (
 
 @dataclass(frozen=True)
 class Tint(Operation, name="tint", probability=0):
-    """Shift each colour channel by a number of grey levels of its own."""
+    """An augmentation that adds a constant in grey levels to each colour channel; channels have different constants."""
 
     levels: tuple[float, ...]  # of red, green and blue
 
     def apply(self, pixels: Float) -> Float:
-        """Return changed pixels, as ``Operation.apply``."""
+        """Return the pixels plus the constant of their colour channel, float32 (T, 3, H, W).
+
+        Results may lie outside 0 to 255.
+        """
         return pixels + np.array(self.levels, np.float32)[:, None, None]
 
 
 @dataclass(frozen=True)
 class Sharpen(Operation, name="sharpen", probability=0):
-    """Add ``amount`` times the difference from the blurred frame."""
+    """An augmentation that sharpens frames by an unsharp mask.
+
+    It adds to every frame ``amount`` times the difference between the frame and its blurred copy.
+    """
 
     amount: float
 
     def apply(self, pixels: Float) -> Float:
-        """Return changed pixels, as ``Operation.apply``."""
+        """Return the sharpened pixels, float32 (T, 3, H, W); they may lie outside 0 to 255."""
         return pixels + np.float32(self.amount) * (pixels - Blur(0.8).apply(pixels))
 
 
 @dataclass(frozen=True)
 class SelfBlend:
-    """The parameters of a pseudo-fake, which hold for all its frames.
+    """The random parameters of one pseudo-fake, a clip whose face is blended with a changed copy of itself.
+
+    All frames of the clip use the same parameters. The blending mask is a deformed ellipse around the face.
 
     Attributes:
-        changes: the operations that the copy receives.
+        changes: the operations that are applied to the copy.
         scale: factor by which the copy is enlarged about the centre of the ellipse.
         shift_x, shift_y: shift of the copy, as shares of the ellipse's width and height.
         width, height: factors on the usual width and height of the ellipse.
@@ -84,12 +93,18 @@ class SelfBlend:
     opacity: float
 
     def to_json(self) -> str:
-        """Return a JSON list with one object, in the form of ``AugmentationPlan.to_json``."""
+        """Return the parameters as JSON text: a list with one object, whose ``name`` is ``self_blend``.
+
+        It is a list because ``AugmentationPlan.to_json`` returns one, too.
+        """
         return json.dumps([{"name": "self_blend", **asdict(self), "changes": json.loads(self.changes.to_json())}])
 
 
 def draw_self_blend(video_id: str, number: int) -> SelfBlend:
-    """Return the random parameters of a video's pseudo-fake ``number``; equal arguments give equal parameters."""
+    """Draw the random parameters of one pseudo-fake of a video; equal arguments give equal parameters.
+
+    ``number`` tells the pseudo-fakes of a video apart.
+    """
     generator = generator_of("self_blend", _VERSION, video_id, number)
     drawn = [round(value, 6) for value in generator.uniform(*np.transpose(_RANGES)).tolist()]
     scale, shift_x, shift_y, width, height, *waves, edge = drawn
@@ -100,7 +115,10 @@ def draw_self_blend(video_id: str, number: int) -> SelfBlend:
 
 
 def _changes(generator: np.random.Generator) -> tuple[Operation, ...]:
-    """Return the operations that the copy receives, drawn with the probabilities and ranges of the paper."""
+    """Draw the operations that change the copy of the frames before it is blended in, and return them.
+
+    Probabilities and ranges are those of the paper.
+    """
     brightness, contrast = np.round(generator.uniform(0.9, 1.1, 2), 6).tolist()
     saturation, amount = np.round(generator.uniform([0.7, 1.8], [1.3, 4.5]), 6).tolist()
     levels = np.round(generator.uniform(-20, 20, 3), 6).tolist()
@@ -136,12 +154,13 @@ def self_blended(frames: Pixels, points: npt.NDArray[np.floating], blend: SelfBl
 
 @dataclass(frozen=True)
 class _Ellipse:
-    """An ellipse around a face, in pixels; places and directions are complex numbers, x + iy.
+    """An ellipse around a face, in pixels; positions and directions are complex numbers, x + iy.
 
     Attributes:
-        centre: the centre.
-        down: the direction from the eyes to the mouth, of length 1.
-        width, height: half of the axes across and along this direction.
+        centre: position of the centre.
+        down: direction from the eyes to the mouth, of length 1.
+        width: half the length of the axis at right angles to ``down``.
+        height: half the length of the axis along ``down``.
     """
 
     centre: complex
@@ -151,7 +170,10 @@ class _Ellipse:
 
     @classmethod
     def around(cls, face: npt.NDArray[np.floating], blend: SelfBlend) -> "_Ellipse":
-        """Return the ellipse around the five points of a face, float (5, 2)."""
+        """Return the ellipse around a face, scaled by the factors ``width`` and ``height`` of ``blend``.
+
+        ``face`` is float (5, 2): x and y in pixels of both eyes, the nose and both corners of the mouth.
+        """
         places = [complex(x, y) for x, y in face.tolist()]
         eyes = (places[0] + places[1]) / 2
         mouth = (places[3] + places[4]) / 2
@@ -163,7 +185,11 @@ class _Ellipse:
         return cls(centre, down, width * blend.width, length * blend.height)
 
     def mask(self, blend: SelfBlend, rows: int, columns: int) -> npt.NDArray[np.float64]:
-        """Return the weight of the copy in every pixel, float64 (H, W) in [0, 1]."""
+        """Return the blending mask of a frame, float64 (rows, columns): the weight of the copy in every pixel.
+
+        The weight is ``blend.opacity`` inside the ellipse, falls smoothly towards the outline, and is 0 outside. The
+        outline is deformed by ``blend.waves``.
+        """
         y, x = np.mgrid[:rows, :columns]
         turned = (x + 1j * y - self.centre) / self.down
         place = turned.real / self.height + 1j * (turned.imag / self.width)
@@ -179,7 +205,12 @@ class _Ellipse:
 
 
 def _moved(copy: Pixels, ellipse: _Ellipse, blend: SelfBlend) -> tuple[Pixels, npt.NDArray[np.bool_]]:
-    """Return a frame, uint8 (3, H, W), scaled and shifted, and where it has pixels, bool (H, W)."""
+    """Scale a frame about the centre of ``ellipse``, and shift it, by the parameters in ``blend``.
+
+    Returns:
+        A tuple: the new frame, uint8 (3, H, W), and a mask, bool (H, W). The mask is false for
+        pixels that the moved picture does not cover.
+    """
     shift = complex(2 * blend.shift_x * ellipse.width, 2 * blend.shift_y * ellipse.height)
     begin = ellipse.centre - (ellipse.centre + shift) / blend.scale
     data = (1 / blend.scale, 0.0, begin.real, 0.0, 1 / blend.scale, begin.imag)

@@ -1,12 +1,12 @@
-"""Wavelet bands of a real clip in a fake of it: the augmentation of WaveRep.
+"""An augmentation that replaces wavelet bands of a fake clip by the bands of the real clip that it was made from.
 
-R. Corvi et al., "Seeing what matters: Generalizable AI-generated video detection with forensic-oriented augmentation",
-NeurIPS 2025. A fake that was made from a real video, such as its reconstruction by a generator's autoencoder, takes
-over bands of that video. What both have in common does not separate them any more, and the model learns from the
-diagonal details.
+The method is WaveRep, from R. Corvi et al., "Seeing what matters: Generalizable AI-generated video detection with
+forensic-oriented augmentation", NeurIPS 2025. The fake clip may be, for example, a reconstruction of the real clip by
+a generator's autoencoder. After the replacement both clips have the replaced bands in common. So a model cannot tell
+the clips apart by these bands, and learns from the others, the diagonal details.
 
-Bands are those of a Haar wavelet with three levels along both axes. Its lowest band along an axis holds the means of
-eight neighbouring pixels, so no transform is computed.
+The bands are those of a Haar wavelet with three levels along both axes. The lowest band along an axis holds the means
+of eight neighbouring pixels. So block means are enough, and no wavelet transform is computed.
 """
 
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ _BLOCK = 8  # two to the power of the number of levels
 
 @dataclass(frozen=True)
 class BandSwap:
-    """The bands that a fake takes over from its real.
+    """The choice of wavelet bands of a fake clip that are replaced by those of the real clip.
 
     Attributes:
-        lowest: whether it takes over the band that is lowest along both axes.
-        lower: whether it takes over the bands that are lowest along one axis alone.
+        lowest: whether the band is replaced that is lowest along both axes.
+        lower: whether the bands are replaced that are lowest along only one axis.
     """
 
     lowest: bool
@@ -33,19 +33,20 @@ class BandSwap:
 
     @classmethod
     def draw(cls, generator: np.random.Generator, probability: float) -> Self:
-        """Return a swap in which both kinds of bands are drawn with ``probability``, independently."""
+        """Return a random choice: both attributes are drawn independently, and are true with ``probability``."""
         return cls(*(bool(draw < probability) for draw in generator.random(2)))
 
 
 def with_bands_of(fake: Pixels, real: Pixels, swap: BandSwap) -> Pixels:
-    """Return the frames of ``fake`` with the bands of ``real`` that ``swap`` names, uint8 (T, 3, H, W).
+    """Return a copy of ``fake`` in which some wavelet bands are replaced by those of ``real``, uint8 (T, 3, H, W).
 
-    Up to seven rows and columns at the bottom and the right, beyond the last whole block, keep the pixels of ``fake``.
+    Bands are computed in blocks of 8 x 8 pixels. Up to seven rows at the bottom and columns at the right, which do not
+    fill a block, keep the pixels of ``fake``.
 
     Args:
         fake: uint8 (T, 3, H, W).
         real: uint8 (T, 3, H, W), the frames that ``fake`` was made from.
-        swap: the bands.
+        swap: the choice of bands to replace.
     """
     height, width = (side - side % _BLOCK for side in fake.shape[2:])
     whole = np.s_[:, :, :height, :width]
@@ -59,7 +60,7 @@ def with_bands_of(fake: Pixels, real: Pixels, swap: BandSwap) -> Pixels:
 
 
 def _block_means(values: Float, axis: int) -> Float:
-    """Return the mean of every eight values along ``axis``, at the place of each of them."""
+    """Return ``values`` with every eight neighbours along ``axis`` replaced by their mean; the shape stays the same."""
     shape = [*values.shape[:axis], -1, _BLOCK, *values.shape[axis + 1 :]]
     means = values.reshape(shape).mean(axis + 1, keepdims=True, dtype=np.float32)
     return np.broadcast_to(means, values.reshape(shape).shape).reshape(values.shape)

@@ -1,1 +1,5 @@
-"""Audit of detectors of any origin, from a table of their scores: metrics, controls, and the limits of both."""
+"""Audit of any detector, also one from outside this project, from a table of its scores for videos.
+
+An audit computes metrics with intervals, compares the detector with controls (simple predictors that it must beat), and
+states the limits of the results.
+"""

@@ -26,7 +26,7 @@ _NEEDS_REALS = {"true_positive_rate_at_1_percent": 100, "true_positive_rate_at_0
 
 
 def answer(audit: Audit) -> list[str]:
-    """Return the answer of an audit: sentences on the detector with the highest ROC AUC.
+    """Return the main result of an audit, as sentences on the detector with the highest ROC AUC.
 
     The sentences compare this detector with the other detectors and with the controls. Then they give its floor and its
     worst slice.
@@ -55,9 +55,10 @@ def answer(audit: Audit) -> list[str]:
 
 
 def _videos_of(audit: Audit, detector: str) -> str:
-    """Return text on how many videos and groups the ROC AUC of ``detector`` is measured on (``Audit.compared``).
+    """Return text on how many videos and groups the ROC AUC of ``detector`` is measured on.
 
-    Examples: ``96 videos in 24 groups``, and ``the 90 of 96 videos that all answered, in 24 groups``.
+    Examples: ``96 videos in 24 groups``, and ``the 90 of 96 videos that all answered, in 24 groups``. A detector
+    answers a video by giving it a score.
     """
     number = audit.num_common
     groups = audit.num_common_groups
@@ -140,7 +141,11 @@ HEADINGS = {
 
 
 def table_lines(audit: Audit) -> list[str]:
-    """Return the first columns of ``main_table`` as lines of aligned text, two lines of headings first."""
+    """Return the table of all detectors as lines of aligned text, for the terminal.
+
+    The first two lines are the caption and the headings. Then there is one line per detector: ROC AUC, share of videos
+    with a score, and the shares of reals and fakes that are called fake.
+    """
     from fvc_lib.analysis.pages.display import HtmlTable  # plotly takes seconds to load
 
     table = main_table(audit).select("detector", "auc", "answered_share", "fpr", "tpr")
@@ -157,9 +162,9 @@ def main_table(audit: Audit) -> pl.DataFrame:
     - ``detector``: name of the detector.
     - ``auc``: ROC AUC with its interval (``Audit.compared``).
     - ``answered_share``: share of the videos that the detector scored, a number in [0, 1].
-    - ``fpr`` and ``tpr``: shares of reals and of fakes that are called fake at the threshold of
-      ``Settings.decides_at``. Null if there are too few reals to choose it.
-    - ``floors``: ROC AUC with which the scores tell two sources of real videos apart; left out if not known.
+    - ``fpr`` and ``tpr``: shares of reals and of fakes that are called fake, at the threshold that the setting
+      ``decides_at`` chooses. Null if there are too few reals to choose a threshold.
+    - ``floors``: ROC AUC with which the scores tell two sources of real videos apart. Left out if not known.
     - ``shuffled``: ROC AUC after labels were shuffled between groups.
     - ``standing``: the verdict against the controls (simple predictors), such as "not shown".
     """
@@ -203,7 +208,7 @@ def write_tables(audit: Audit, folder: Path, limits: Sequence[str] = ()) -> list
     Args:
         audit: the outcome of ``audit_scores``.
         folder: folder to write into, which is created if it is missing.
-        limits: sentences of ``cautions``. In ``answer.txt`` they follow the answer and the table of all detectors.
+        limits: sentences of ``cautions``. In ``answer.txt`` they follow the main result and the table of all detectors.
 
     Raises:
         OSError: the folder cannot be written.

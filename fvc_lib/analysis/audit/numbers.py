@@ -1,9 +1,11 @@
-"""The numbers of an audit: metrics and controls of anyone's detectors, computed from a table of their scores.
+"""The numbers of an audit: metrics of detectors and controls, computed from a table of the detectors' scores.
 
-A detector answers a video by giving it a score. Each detector is judged on the videos that it answered. Detectors that
-answered nearly all videos are compared on those that all of them answered. A group holds videos that belong together,
-such as copies and cuts of the same video. A half-sample is a random half of the groups, and all intervals come from
-half-samples.
+A detector answers a video by giving it a score. The metrics of a detector are computed on the videos that it answered.
+Detectors that answered nearly all videos are compared with each other on the videos that all of them answered. A
+control is a simple predictor that a detector must beat.
+
+A group holds videos that belong together, such as copies and cuts of the same video. A half-sample is a random half of
+the groups, and all intervals come from half-samples.
 """
 
 from collections import defaultdict
@@ -128,11 +130,11 @@ def _frame(rows: Sequence[Row], columns: str) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class Audit:
-    """The outcome of ``audit_scores``.
+    """The numbers of an audit of several detectors, as tables. ``audit_scores`` computes them.
 
     Undefined numbers are null. ``low`` and ``high`` are the ends of an interval. The main metric is the ROC AUC.
-    Detectors that answered at least 90 % of the videos are compared; the common videos are those that all of these
-    answered. If no detector did, all are compared.
+    Detectors that answered at least 90 % of the videos are compared with each other. If no detector answered that many,
+    all are compared. The common videos are the videos that all compared detectors answered.
 
     Attributes:
         detectors: names of the detectors, the one with the highest main metric first, and ``apart`` last.
@@ -156,7 +158,7 @@ class Audit:
         num_common_groups: number of groups of the common videos.
         num_videos: number of videos in the table.
         num_groups: number of groups in the table.
-        settings: how the numbers were computed.
+        settings: the settings of the audit.
     """
 
     detectors: tuple[str, ...]
@@ -186,20 +188,27 @@ class Audit:
     def compared(self, detector: str) -> Ends:
         """Return ``(value, low, high)``, the ROC AUC of ``detector`` with its interval, for comparing detectors.
 
-        It is measured on the common videos, because a detector that skips hard videos would look better. If the
-        detector is not compared, it is measured on the videos that it answered. Undefined numbers are None.
+        The ROC AUC is measured on the videos that all compared detectors answered. Otherwise a detector that skips hard
+        videos would look better. A detector in ``apart`` is measured on the videos that it answered. Undefined numbers
+        are None.
         """
         return ends_of(self.common.filter(detector=detector)) or self.interval(detector)
 
     def of_coverage(self, detector: str, column: str) -> Any:
-        """Return the value of ``column`` in the row of ``detector`` in ``coverage``."""
+        """Return one value of the table ``coverage``: the value of ``detector`` in ``column``.
+
+        The table says how many videos each detector answered, for example in the column ``num_videos``.
+        """
         return self.coverage.filter(detector=detector)[column].item()
 
     def scores(self, detector: str) -> list[Score]:
-        """Return what ``headline.judge`` compares: the ROC AUC of ``detector``, of its controls, and of its floor.
+        """Return the scores that decide the verdict on ``detector``: its ROC AUC, and those of its controls and floor.
 
-        A control may lack some videos. The ROC AUC of the detector is then the one with the lowest interval among those
-        on the videos of single controls.
+        A control is a simple predictor. The floor is the ROC AUC with which the detector's scores tell two sources of
+        real videos apart.
+
+        Detector and control are compared on the videos that have a score of the control. So the detector has one ROC
+        AUC per control. The one whose interval begins lowest is returned.
         """
         controls = self.controls.filter(detector=detector)
         on_the_same = controls.sort("detector_low").select("detector_value", "detector_low", "detector_high").rows()
@@ -210,13 +219,13 @@ class Audit:
 
 
 def ends_of(rows: pl.DataFrame) -> Ends | None:
-    """Return ``(value, low, high)`` of the first row. Return None if there are no rows."""
+    """Return the columns ``(value, low, high)`` of the first row. Return None if there are no rows."""
     return rows.select("value", "low", "high").row(0) if rows.height else None
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """A selection of n videos of the table.
+    """A selection of n of the N videos in an audit, with their labels and groups.
 
     Attributes:
         places: int64 (n,), the row numbers of the videos in the table of all N videos.
@@ -396,7 +405,7 @@ def _limits(scores: FloatArray, rows: _Rows) -> dict[str, tuple[FloatArray, bool
 
 
 def _slices(videos: pl.DataFrame, scores: FloatArray, called: FloatArray | None, rows: _Rows) -> Iterator[Row]:
-    """Yield rows of ``Audit.slices`` for one detector, without the detector's name.
+    """Yield the ROC AUC of one detector in each slice, as rows of ``Audit.slices`` without the detector's name.
 
     A slice holds the videos with one generator, one source of reals or one corpus. The fakes of a generator are
     measured against all reals, and the reals of a source against all fakes. A corpus is measured with its own reals and
@@ -454,9 +463,9 @@ def _coverage(labels: IntArray, scores: FloatArray) -> Row:
 
 
 def _differences(names: Sequence[str], drawn: ReplicateValues, how: Settings) -> Iterator[Row]:
-    """Yield rows of ``Audit.differences``, one for each pair of detectors: the second ROC AUC minus the first.
+    """Yield the difference in ROC AUC of each pair of detectors, the second minus the first.
 
-    Holm's method adjusts the p-values for all pairs.
+    The results are rows of ``Audit.differences``. Holm's method adjusts the p-values for all pairs.
 
     Args:
         names: names of the detectors.
@@ -470,12 +479,13 @@ def _differences(names: Sequence[str], drawn: ReplicateValues, how: Settings) ->
 
 
 def _controls(controls: Mapping[str, pl.DataFrame], column: FloatArray, rows: _Rows) -> Iterator[Row]:
-    """Yield rows of ``Audit.controls`` for one detector, without its name: one for each control (a simple predictor).
+    """Yield the ROC AUC of each control (a simple predictor) and of one detector on the same videos.
 
-    Both are measured on the videos of ``rows`` for which the control has a score.
+    The results are rows of ``Audit.controls`` without the detector's name, one for each control. The videos are those
+    of ``rows`` for which the control has a score.
 
     Args:
-        controls: as in ``audit_scores``.
+        controls: maps the name of a control to a frame of N rows with the columns ``fold score``.
         column: scores (N,) of the detector.
         rows: the videos on which the detector is compared.
     """

@@ -1,1 +1,1 @@
-"""The dashboard over any number of runs: widgets and panels."""
+"""The interactive dashboard of a notebook: widgets to choose runs, and panels with figures of these runs."""

@@ -1,4 +1,4 @@
-"""The dashboard: widgets choose runs, metrics, folds and smoothing, and panels show the choice.
+"""The dashboard: widgets to choose runs, metrics, folds and smoothing, and panels that show what was chosen.
 
 Panels are ordinary notebook displays that are redrawn in place. A notebook that is executed without a browser therefore
 contains the same figures, drawn for the default choice. The modules ``fvc_lib.analysis.figures.*`` register the panels.
@@ -26,11 +26,11 @@ _SEVERAL = ("runs", "metrics", "folds")
 
 
 class Dashboard:
-    """The dashboard of a notebook: widgets to choose runs, metrics and folds, and panels that show the choice.
+    """The dashboard of a notebook: widgets to choose runs, metrics and folds, and panels that show what was chosen.
 
     Attributes:
         runs_dir: folder of all runs.
-        selection: the reader's choice.
+        selection: the runs, metrics and folds that the user has chosen.
         widgets: maps a name to an ipywidget. Empty before ``make_widgets``.
     """
 

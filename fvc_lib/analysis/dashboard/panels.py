@@ -1,7 +1,7 @@
-"""Panels of the dashboard, which show the reader's selection (``queries.Selection``).
+"""Panels of the dashboard, which show the runs and metrics that the user selected (``queries.Selection``).
 
 A panel is one figure, table or text. The module in ``analysis/figures`` that draws a panel also registers it, with
-``@PANELS.register_panel``. To add a panel, no other file must be changed.
+``@PANELS.register_panel``. So a new panel needs no change in any other file.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Panel:
     Attributes:
         name: unique name.
         at: position. Panels are shown in ascending order.
-        draw: returns the content for a selection.
+        draw: function that takes a ``Selection`` (the user's choice) and returns a figure, table or text.
         follows: fields of ``Selection`` whose change redraws the panel. The panel is also redrawn whenever the reader
             chooses another run to show in detail.
         tasks: the panel is shown if the run in the detailed view has one of these tasks, such as ``image``. Empty: it
@@ -50,9 +50,9 @@ class Panel:
     def bundle(self, selection: Selection, *, with_still: bool = False) -> Bundle:
         """Return the content of the panel for ``selection``, as a dict from mimetype to content for IPython.
 
-        ``with_still``: whether a figure also gets a still picture, which a redraw has no time for. If the panel is not
-        meant for the task of the run that is shown in detail, or is a figure without data, the content is invisible.
-        If drawing it fails, the content is a sentence that says so.
+        ``with_still`` says whether a figure also gets a still picture (PNG), which takes time. If drawing fails, the
+        content is a sentence that says so. The content is invisible in two cases: the panel is a figure without data,
+        or it is not meant for the task of the run that is shown in detail.
 
         Raises:
             FvcError: a file that the panel reads is damaged or missing.

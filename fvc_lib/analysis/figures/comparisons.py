@@ -94,7 +94,7 @@ _COSTS = {"milliseconds_per_clip": "ms a clip", "num_parameters": "parameters"}
 
 
 def cost_figure(comparison: DetectorComparison) -> go.Figure:
-    """Return a figure of the ROC AUC of each detector with its costs, the smallest detector on top.
+    """Return a figure of the ROC AUC of each detector with its costs, the one with the fewest parameters on top.
 
     Bars are intervals over groups. A point is hollow if a run of the detector is not above its controls, the simple
     predictors that it must beat.
@@ -139,8 +139,8 @@ def _pairs_panel(selection: Selection) -> Shown:
 def detectors_figure(audit: Audit) -> go.Figure:
     """Return a figure of the ROC AUC of every detector, and of the controls (simple predictors), with intervals.
 
-    The marker of a detector is hollow unless the data show that the detector is better than its controls. The marker of
-    a control is hollow if its training and test videos share groups.
+    The marker of a detector is filled if the data show that the detector is better than its controls, else hollow. The
+    marker of a control is hollow if its training and test videos share groups.
 
     A control can have several values, one for each detector, because detectors may have scored different videos. The
     figure has the value for the detector with the highest ROC AUC.

@@ -1,6 +1,6 @@
-"""Figures of a corpus: labels by property, sizes of groups, folds, and forensic features.
+"""Figures and tables of a corpus: labels by property, sizes of groups, and forensic features.
 
-A tie is a number in [0, 1] that says how closely a feature follows another property of the video.
+A tie is a number in [0, 1] that says how closely a feature follows another property of the video, such as its size.
 """
 
 import numpy as np
@@ -113,8 +113,7 @@ def feature_ties(features: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
         - ``size``, ``length`` and ``bit_rate`` are ties to numbers: absolute rank correlations (Spearman).
         - ``codec`` is the tie to the codec: the correlation ratio of ranks.
         - ``strongest`` is the largest of the four ties.
-        - ``auc`` is the ROC AUC of the feature alone. If it is below 0.5, the feature's sign is reversed. Null with
-          only one label.
+        - ``auc`` is the ROC AUC of the feature alone, or 1 minus it, whichever is larger. Null with only one label.
         - ``missing`` is the share of videos without a value of the feature.
 
         A tie is null with fewer than five videos, or if the feature or the property does not vary.

@@ -53,7 +53,7 @@ class Card:
 
 @dataclass(frozen=True, repr=False)
 class Gallery(Displayed):
-    """Cards shown in rows, at most 48. ``caption`` is a sentence above them."""
+    """At most 48 cards (pictures with text), shown in rows. ``caption`` is a sentence above the rows."""
 
     cards: tuple[Card, ...]
     caption: str
@@ -144,13 +144,13 @@ def batch_gallery(samples: Pixels, names: Sequence[str]) -> Gallery:
 
 
 def mistaken_images(predictions: pl.DataFrame, root: Path, read: ReadPicture, *, count: int = 12) -> Gallery:
-    """Return a gallery of the images whose class was predicted wrongly with the highest probabilities.
+    """Return a gallery of the most confident mistakes: misclassified images, the highest predicted probability first.
 
     Args:
         predictions: rows of ``tables.IMAGE_PREDICTIONS``, all test images.
         root: folder that the paths of the images are relative to.
         read: returns the pixels of a file.
-        count: the most images.
+        count: the largest number of images to show.
     """
     wrong = predictions.filter(pl.col("class_label") != pl.col("predicted_label"))
     rows = wrong.sort("probability", "image_id", descending=[True, False]).head(count)

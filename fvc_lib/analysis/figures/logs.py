@@ -103,8 +103,8 @@ def phase_peaks_figure(findings: MemoryFindings) -> go.Figure:
 def growth_figure(findings: MemoryFindings) -> go.Figure:
     """Return a figure of the median memory in MB of each training epoch, with a fitted line for each training.
 
-    A training is red, and named, if its memory leaks according to ``memory.LEAK_RULE``. The others share a colour for
-    each phase and place.
+    If the memory of a training leaks (``memory.LEAK_RULE``), the training is red and has its own entry in the legend.
+    Other trainings have one colour for each phase and place (main memory or an accelerator).
     """
     points = memory.epoch_medians(findings.usage)
     if points.is_empty():
@@ -198,9 +198,9 @@ def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
 
 
 def _draw_budget(draw: Callable[..., Any], axis: str, findings: MemoryFindings) -> None:
-    """Add a line at the memory budget, unless the budget is more than 2.5 times the peak.
+    """Add a line at the memory budget (the allowed memory) if the budget is at most 2.5 times the peak.
 
-    ``draw`` is the figure's method ``add_vline`` with ``axis`` "x", or ``add_hline`` with ``axis`` "y".
+    ``draw`` is the figure's method that adds the line: ``add_vline`` if ``axis`` is "x", or ``add_hline`` if it is "y".
     """
     peak = findings.peak
     if peak is not None and peak["budget_mb"] is not None and peak["budget_mb"] <= _NEAR_FACTOR * peak["used_mb"]:

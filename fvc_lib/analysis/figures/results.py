@@ -43,7 +43,7 @@ def metric_table(results: pl.DataFrame) -> pl.DataFrame:
     Columns are ``metric better by_video by_group fold_mean fold_std``. ``better`` is ``higher`` or ``lower``.
     ``by_video`` and ``by_group`` are values as text with intervals. In ``by_video`` every video has the same weight, in
     ``by_group`` every group. ``fold_mean`` and ``fold_std`` are mean and standard deviation of the values of the folds.
-    If the corpus states cases, ``by_case`` has the values with one score per case.
+    If the corpus states cases (events with several videos), ``by_case`` has the values with one score per case.
     """
     model = results.filter(source="model")
     intervals = model.select("value", "low", "high").rows()
@@ -77,7 +77,7 @@ def control_table(results: pl.DataFrame) -> pl.DataFrame:
 def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
     """Return one row per leakage check, as text for readers: ``check finding verdict``.
 
-    ``verdict`` is "passed", "FAILED" or "for information".
+    ``verdict`` is "passed", "FAILED", or "for information" if the check only reports a fact and cannot fail.
     """
     words = {True: "passed", False: "FAILED", None: "for information"}
     verdict = pl.col("passed").replace_strict(words, return_dtype=pl.String)

@@ -1,4 +1,4 @@
-"""How well scores rank fakes above reals: ROC curve, calibration, and abstaining.
+"""Figures of the quality of scores: ROC curve, calibration, and abstaining (deciding only the surest videos).
 
 Each fold has a different network, and scores of two networks need not share a scale. The ROC curve is therefore
 computed within folds and averaged vertically. The weight of a fold is its number of pairs of a fake and a real, so the
@@ -54,7 +54,7 @@ _COVERAGES = np.linspace(0.1, 1.0, 10)
 
 @dataclass(frozen=True)
 class CurveBand:
-    """A mean ROC curve over folds, with a band. G is the number of false positive rates.
+    """A mean ROC curve over folds, with a band (an interval at each of the G false positive rates).
 
     Attributes:
         grid: float64 (G,), ascending false positive rates in [0, 1].
@@ -228,8 +228,8 @@ def _draw_shares(drawn: go.Figure, x: FloatArray, shares: pl.DataFrame, name: st
 def calibration_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
     """Return a figure of calibration: the share of fakes against the mean score, in bins of equally many videos.
 
-    A bin holds at least ten videos, if there are twenty. It shows the scores before and after the
-    temperature, the divisor of the logits that was chosen in training to calibrate them. ``predictions`` are rows of
+    The figure shows the scores before and after the temperature, the divisor of the logits that was chosen in training
+    to calibrate them. With 20 or more videos, a bin holds at least ten. ``predictions`` are rows of
     ``tables.PREDICTIONS``. ``how`` are ``replicates``, ``seed`` and ``confidence`` of the intervals.
     """
     if predictions.is_empty():

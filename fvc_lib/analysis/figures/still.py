@@ -65,7 +65,11 @@ def still_picture(figure: go.Figure) -> str:
 
 
 def _panels(drawn: Any, layout: dict[str, Any]) -> dict[str, Any]:
-    """Add the panels of plotly's ``layout`` to ``drawn``, a figure of matplotlib. The keys are numbers, or empty."""
+    """Add one panel to the matplotlib figure ``drawn`` for each x-axis in plotly's ``layout``. Return the panels.
+
+    A panel is matplotlib's axes object. Its key in the result is the number in the name of plotly's axis, as text:
+    ``2`` for ``xaxis2``, and empty for ``xaxis``.
+    """
     names = [name[5:] for name in layout if re.fullmatch("xaxis[0-9]*", name)] or [""]
     corners = {}
     for name in names:
@@ -85,7 +89,11 @@ def _panels(drawn: Any, layout: dict[str, Any]) -> dict[str, Any]:
 
 
 def _draw_trace(panel: Any, trace: dict[str, Any], color: str, *, is_stacked: bool) -> None:
-    """Draw one trace of plotly into ``panel``, axes of matplotlib. ``is_stacked``: bars stand on those before them."""
+    """Draw one trace of a plotly figure into ``panel``, an axes object of matplotlib.
+
+    ``trace`` is plotly's JSON. ``color`` is used if the trace has no colour. ``is_stacked`` says whether horizontal
+    bars are stacked on the bars of earlier traces.
+    """
     marker = trace.get("marker", {})
     line = trace.get("line", {})
     kind = trace["type"]
@@ -144,7 +152,10 @@ def _set_axis(panel: Any, name: str, axis: dict[str, Any]) -> None:
 
 
 def _add_notes(panels: list[Any], layout: dict[str, Any]) -> None:
-    """Add the reference lines, notes and titles of panels in plotly's ``layout`` to ``panels``, axes of matplotlib."""
+    """Add what plotly's ``layout`` holds besides traces: reference lines, notes and the titles of panels.
+
+    ``panels`` are the axes objects of matplotlib to draw into. Lines and notes go into the first one.
+    """
     first, waiting = panels[0], list(panels)
     for shape in layout.get("shapes", ()):
         line = shape["line"]
@@ -166,6 +177,9 @@ def _add_notes(panels: list[Any], layout: dict[str, Any]) -> None:
 
 
 def _color(text: str) -> Any:
-    """Return a colour of plotly, such as ``rgba(0,0,0,0.5)``, as matplotlib takes it."""
+    """Return a colour of plotly in a form that matplotlib accepts.
+
+    ``rgba(0,0,0,0.5)`` becomes a tuple of four numbers in [0, 1]. Other texts, such as ``#0072B2``, are unchanged.
+    """
     parts = re.findall(r"[\d.]+", text) if text.startswith("rgba") else []
     return tuple(float(part) / (255 if place < 3 else 1) for place, part in enumerate(parts)) or text

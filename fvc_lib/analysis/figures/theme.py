@@ -271,7 +271,10 @@ def thinned(size: int, most: int) -> npt.NDArray[np.int64]:
 
 
 def shares(drawn: go.Figure, x: str, y: str) -> go.Figure:
-    """Set the range of both axes to [0, 1], and their titles to the texts ``x`` and ``y``. Return ``drawn``."""
+    """Prepare both axes of the figure ``drawn`` for shares, and return the figure.
+
+    The axes get the range [0, 1] and the titles ``x`` and ``y``.
+    """
     drawn.update_xaxes(title_text=x, range=[-0.02, 1.02])
     return drawn.update_yaxes(title_text=y, range=[-0.02, 1.04])
 

@@ -1,4 +1,4 @@
-"""Offline pages of a run's predictions for new files: one page per judged video, and one for all files of a task.
+"""Offline pages with a run's predictions for new files: one page per video, and one page that lists all files.
 
 Drawings are SVG without scripts, because plotly's script has 4.8 MB and the page of a video is a single file.
 """
@@ -164,7 +164,7 @@ def heat_map(clip: Pixels, values: Floats, top: float) -> dict[str, Any]:
         - ``frames``: tuples ``(number, plain, marked)``: number of the frame in the clip, counted from 1, and its
           pictures without and with the heat map, as data URIs.
         - ``num_frames``: T.
-        - ``top``: as given.
+        - ``top``: the argument ``top``.
         - ``color``: colour of a value of 1, as ``#RRGGBB``.
     """
     begins = np.flatnonzero((values[1:] != values[:-1]).any((1, 2))) + 1
@@ -197,11 +197,13 @@ def heated(frame: Pixels, values: Floats) -> Pixels:
 
 
 def verdict_table(table: pl.DataFrame, pages: Mapping[str, str]) -> HtmlTable:
-    """Return the verdicts on new video files for readers, one row per file; a name links to the file's page.
+    """Return a table for readers with the verdicts on new video files, one row per file.
+
+    The name of a file links to the page of that file.
 
     Args:
         table: rows of ``tables.VERDICTS``.
-        pages: addresses of the files' own pages, by path.
+        pages: maps the path of a file to the address of its page.
     """
     ends = table.select("score", "score_low", "score_high").rows()
     scores = ["" if row[0] is None else interval_text(*row) for row in ends]
@@ -221,9 +223,10 @@ def verdict_table(table: pl.DataFrame, pages: Mapping[str, str]) -> HtmlTable:
 
 
 def prediction_table(table: pl.DataFrame) -> HtmlTable:
-    """Return the predictions of an image or video-text model for readers, one row per file; a name opens the file.
+    """Return a table for readers with the predictions of an image or video-text model, one row per file.
 
-    ``table`` is the table of ``predictions.csv``, which has the columns ``path``, ``remarks`` and those of the answer.
+    The name of a file links to the file itself. ``table`` holds the rows of ``predictions.csv``: the columns ``path``
+    and ``remarks``, and the columns with the predictions.
     """
     file = pl.col("path").str.split("/").list.last().alias("file")
     shown = table.select(file, pl.exclude("path", "sha256", "part", "failure"))

@@ -25,7 +25,7 @@ PLOTLY_FILE = "plotly.min.js"  # one file of 4.8 MB for all pages
 
 
 def render(template: str, **values: object) -> Markup:
-    """Return the HTML of the file ``template`` in ``TEMPLATES``, filled with ``values``."""
+    """Return the HTML of a template that is filled with ``values``. ``template`` is its file name in ``TEMPLATES``."""
     return Markup(_environment().get_template(template).render(**values))
 
 
@@ -113,7 +113,10 @@ def write_page(
 
 
 def stamp_of(path: Path) -> str | None:
-    """Return the stamp that ``write_page`` stored in a page. Without a page or stamp, return None."""
+    """Return the stamp of a page: the text with which ``write_page`` identified its content.
+
+    Return None if there is no page at ``path``, or the page has no stamp.
+    """
     head = path.read_text(encoding="utf-8", errors="replace")[:4000] if path.is_file() else ""
     found = re.search(r'<meta name="fvc-stamp" content="([^"]*)"', head)
     return found[1] if found else None

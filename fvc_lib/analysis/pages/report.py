@@ -1,7 +1,7 @@
 """The offline report of a run, and ``runs/index.html``, the list of all runs.
 
-A record is the executed notebook of a stage. A report shows the answer, all records, all videos and the provenance
-(code, versions, machine and commands).
+A report shows the main result of a run, the executed notebook of each stage (its record), all tested videos, and the
+provenance (code, versions, machine and commands).
 """
 
 import base64
@@ -122,7 +122,7 @@ class Section:
 
     @property
     def facts(self) -> str:
-        """File name, start, duration, peak memory, host and job, as one line of text."""
+        """Facts about the stage as one line of text: notebook file, start, duration, peak memory, host and job."""
         stage = self.stage
         known = {
             "started": time_text(str(stage.get("started_utc") or "")),
@@ -195,7 +195,7 @@ def write_report(
         notebooks: paths of executed notebooks.
         output: path of the page. plotly.js is written next to it if there are figures.
         title: title of the page, plain text.
-        answer: sentences at the top, plain text.
+        answer: sentences on the main result, shown at the top, plain text.
         videos: HTML of the table of all videos.
 
     Raises:
@@ -243,9 +243,10 @@ def videos_html(run: RunPaths) -> Markup | str:
 
 
 def _parameter_rows(run: RunPaths) -> list[tuple[str, object, object, str, bool]]:
-    """Return ``(name, value, default, meaning, whether the value differs from the default)`` of each parameter.
+    """Return a tuple ``(name, value, default, meaning, differs)`` for each parameter of a run.
 
-    Values are the effective ones where the run's configuration can be read.
+    ``value`` is the value that the run works with. It may come from the model, if the user set none. ``meaning`` is a
+    text that explains the parameter. ``differs`` is whether the recorded value is not the default.
     """
     recorded = run_parameters(run)
     shown = effective_parameters(run)
@@ -367,7 +368,8 @@ def render_notebook(path: Path, prefix: str, *, in_report: bool = False) -> Note
     Args:
         path: path of the notebook.
         prefix: beginning of the ids.
-        in_report: whether the page shows the run's answer and parameters itself. The notebook's are then left out.
+        in_report: whether the page is the report of a run. The report itself shows the main result and the parameters,
+            so they are left out of the notebook.
 
     Raises:
         DataError: the file is missing, is no notebook or is damaged.

@@ -1,1 +1,4 @@
-"""Read runs: logs, records, tables, DuckDB queries, headlines and comparisons."""
+"""Access to what runs have recorded: logs, tables and SQL queries.
+
+It also holds the headline of a run (main score and verdict) and comparisons of runs.
+"""

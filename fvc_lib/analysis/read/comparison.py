@@ -302,9 +302,9 @@ class PairComparison:
         second: name of the second detector or run.
         difference: the difference with its interval over groups.
         holm_p_value: p-value, adjusted for all pairs of the comparison by Holm's method.
-        is_shown: whether the difference counts as shown. For this, ``holm_p_value`` must be at most 1 - confidence. It
-            never counts if a run is a trial (on part of its corpus), or if the better detector is barred, such as for
-            not being above its controls.
+        is_shown: whether the difference counts as shown (statistically significant). For this, ``holm_p_value`` must be
+            at most 1 - confidence. It is always False if a run is a trial (on part of its corpus), or if the better
+            detector has a known flaw, such as not being above its controls (simple predictors).
         finding: the result as a sentence.
     """
 
@@ -336,7 +336,8 @@ class Comparison:
 
     Attributes:
         metric: name of the metric that was compared.
-        confidence: coverage of the intervals. A difference is shown if its Holm p is at most 1 - confidence.
+        confidence: coverage of the intervals. For a difference to count as shown, its p-value, adjusted by Holm's
+            method, must be at most 1 - confidence.
         values: maps the name of a run or detector to the metric with its interval.
         pairs: the compared pairs of names, with their differences.
         spread: maps a name to the smallest and the largest value of its single runs.
@@ -454,7 +455,7 @@ def compare(
 def lines(comparison: Comparison) -> tuple[str, ...]:
     """Return ``comparison`` as lines of plain text.
 
-    They hold the value of each run, a sentence on each pair, and the runs that are not compared, with reasons.
+    The lines state the value of each run, the difference of each pair of runs, and why some runs are not compared.
     """
     shown = [f"{metric_name(comparison.metric)} with {comparison.confidence:.0%} interval"]
     for name, value in comparison.values.items():
@@ -523,8 +524,8 @@ def against_members(
 ) -> Comparison:
     """Compare the ROC AUC of an ensemble with that of each member. The member with the highest ROC AUC comes first.
 
-    This best member is chosen on the same videos as it is compared on, which favours it. If the ensemble is not above
-    its controls, no difference counts as shown in its favour.
+    The best member is chosen on the same videos that the comparison uses, which favours this member. If the ensemble is
+    not above its controls, no difference counts as shown in the ensemble's favour.
 
     Args:
         folder: folder of the ensemble.
@@ -547,7 +548,7 @@ def against_members(
 
 
 def answer(comparison: Comparison, headline: ReportHeadline) -> list[str]:
-    """Return sentences on the ROC AUC of an ensemble, on whether it beats its best member, and on its verdict.
+    """Return sentences on an ensemble: its ROC AUC, the difference from its best member, and its verdict.
 
     The verdict says whether the ensemble is above its controls (simple predictors).
 

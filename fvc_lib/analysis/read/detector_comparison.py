@@ -1,8 +1,8 @@
 """Compare detectors: their metrics, differences from a reference and costs, as tables and files.
 
 A detector is a set of runs that differ in their seeds alone, or an ensemble. A control is a simple predictor that a
-detector must beat, such as one that sees metadata alone. The mark behind a number says whether it is the best
-(``MARKS``).
+detector must beat, such as one that sees metadata alone. In tables, a mark (a star) stands behind the best value of a
+metric (``MARKS``).
 """
 
 import itertools
@@ -57,13 +57,14 @@ MeasureCosts = Callable[[Sequence[RunConfig]], Sequence[Mapping[str, float]]]
 
 @dataclass(frozen=True)
 class DetectorComparison:
-    """The outcome of ``compare_detectors``.
+    """The result of ``compare_detectors``: metrics and costs of detectors, and differences from a reference detector.
 
     Attributes:
         runs: maps the name of a detector to its runs, ordered by seed. The reference comes first.
         metrics: maps a metric to the comparison of all detectors in it.
         num_above_controls: maps the name of a detector to the number of its runs that are above every control.
-        costs: maps the name of a detector to a dict from the known entries of ``COSTS`` to values.
+        costs: maps the name of a detector to its costs, a dict such as ``{"training_seconds": 95.0}``. The names are
+            those of ``COSTS``. Unknown costs are left out.
         differences: ``MAIN_METRIC`` of every other detector minus that of the reference.
         left_out: names of runs that are not compared, with reasons.
         cautions: sentences that belong next to any table of these runs (``headline.run_cautions``).
@@ -150,11 +151,13 @@ def _costs(judged: Sequence[JudgedRun], measure: MeasureCosts | None) -> dict[st
 
 
 def mark(compared: Comparison, name: str) -> str:
-    """Return the mark of the detector ``name`` in the metric of ``compared``: ``BEST``, ``HIGHEST`` or an empty text.
+    """Return the mark of the detector ``name`` in the metric of ``compared``: a star, or an empty text.
 
-    The text is empty if another detector has a better value, or there is no other one. ``BEST`` means that the
-    difference from every other detector is shown. The p-values of ``compared`` must be adjusted for all pairs, because
-    which detector is best is only known after looking at the values.
+    The star ``BEST`` means that the detector has the best value, and that its difference from every other detector is
+    shown. ``HIGHEST`` means that it has the best value, but not all differences are shown. The text is empty if another
+    detector is better, or if there is only one.
+
+    The p-values of ``compared`` must be adjusted for all pairs, because the values decide which detector is best.
     """
     best = max if better_direction(compared.metric) == "higher" else min
     values = [interval.value for interval in compared.values.values() if math.isfinite(interval.value)]
@@ -174,10 +177,11 @@ HEADINGS = {
 
 
 def detector_table(comparison: DetectorComparison) -> pl.DataFrame:
-    """Return the table for readers, one row per detector.
+    """Return a table for readers that compares all detectors, one row per detector.
 
-    It holds each metric as text, with its interval and the mark of the best value (``MARKS``). Then follow the ROC AUC
-    of the single runs, the number of runs above all controls, and the costs (``COSTS``).
+    Each metric has a column of text: the value, its interval, and a star behind the best value (``MARKS``). Further
+    columns are the lowest and highest ROC AUC of the detector's runs, the number of runs above all controls, and the
+    costs (``COSTS``).
     """
     rows = []
     for name, runs in comparison.runs.items():
@@ -222,7 +226,7 @@ def runs_of(comparison: DetectorComparison) -> list[tuple[JudgedRun, str]]:
 
 
 def left_out_table(comparison: DetectorComparison) -> pl.DataFrame:
-    """Return one row per run that is not compared: ``run_id why``."""
+    """Return one row per run that is not compared. Columns are ``run_id`` and ``why``, the reason."""
     return pl.DataFrame(comparison.left_out, {"run_id": pl.String, "why": pl.String}, orient="row")
 
 
@@ -230,12 +234,17 @@ def left_out_table(comparison: DetectorComparison) -> pl.DataFrame:
 
 
 def number_table(comparison: DetectorComparison) -> pl.DataFrame:
-    """Return the numbers of all detectors, not rounded, one row per detector and quantity. The table is for programs.
+    """Return the numbers of all detectors for programs, not rounded, one row per detector and quantity.
 
-    A quantity is a metric, a cost, ``roc_auc_minus_reference``, the difference from the reference, or ``holm_p``, the
-    p-value of this difference after correction for all of them. ``low`` and ``high`` are the ends of an interval;
-    ``smallest`` and ``largest`` are values of single runs. ``mark`` is ``BEST`` or ``HIGHEST`` at the best value of a
-    metric.
+    A quantity is one of these:
+
+    - a metric, such as ``roc_auc``, or a cost, such as ``training_seconds``.
+    - ``roc_auc_minus_reference``: the difference from the reference detector.
+    - ``holm_p``: the p-value of this difference, adjusted by Holm's method for the number of differences.
+
+    Columns are ``detector quantity value low high smallest largest mark``. ``low`` and ``high`` are the ends of the
+    interval. ``smallest`` and ``largest`` are the extremes over the detector's runs. ``mark`` is a star at the best
+    value of a metric (``MARKS``).
     """
     rows: list[tuple[object, ...]] = []
     for name, costs in comparison.costs.items():
@@ -270,7 +279,11 @@ def bibliography(comparison: DetectorComparison) -> str:
 
 
 def answer(comparison: DetectorComparison) -> list[str]:
-    """Return sentences: which detector has the highest ROC AUC, its differences from the reference, and cautions."""
+    """Return sentences for the terminal on the outcome of a comparison.
+
+    They name the detector with the highest ROC AUC, state the difference of each detector from the reference, and end
+    with cautions.
+    """
     main = comparison.metrics[MAIN_METRIC]
     lines = [f"{name} has the highest ROC AUC, {_marked(main, name)}" for name in main.values if mark(main, name)]
     return [*lines, *(pair.finding for pair in comparison.differences), *comparison.cautions, MARKS]

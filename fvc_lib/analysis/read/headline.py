@@ -1,8 +1,8 @@
 """The headline of a run: its main score, the scores of its controls, and whether the main score is above them.
 
-A control is a simple predictor that a detector must beat, such as one that sees metadata alone. A floor is a control of
-another kind: the ROC AUC of telling two sources of real videos apart. If it is high, the detector may recognise where
-videos come from instead of fakes.
+A control is a simple predictor that a detector must beat, such as one that sees metadata alone. A floor is a special
+control: the ROC AUC with which two sources of real videos can be told apart. If the floor is high, the detector may
+recognise where videos come from instead of fakes.
 """
 
 import os
@@ -113,7 +113,7 @@ class Score:
 
     @property
     def text(self) -> str:
-        """The source with its value and interval, such as ``metadata only, 0.612 [0.550, 0.671]``."""
+        """Text with name, value and interval of the score, such as ``metadata only, 0.612 [0.550, 0.671]``."""
         return f"{source_name(self.source).lower()}, {interval_text(self.value, self.low, self.high)}"
 
 
@@ -126,8 +126,8 @@ class Measure:
         one: name of a sample in the singular, such as ``video``.
         chance: the score of guessing. None if it depends on the corpus.
         remark: a sentence on the limits of the score.
-        is_split_in_folds: whether every sample was judged once, in the test part of its fold (cross-validation). If
-            False, the corpus has one test part, and only its samples were judged.
+        is_split_in_folds: whether every sample was scored once, in the test part of its fold (cross-validation). If
+            False, the corpus has one test part, and only its samples were scored.
         strict_controls: maps the name of a control to the command that computes it. All of these must have a value
             before the model can count as above its controls.
         leaks: a sentence on the leaks of the official split (the one that the corpus publishes). Empty: none, or the
@@ -143,10 +143,10 @@ class Measure:
     leaks: str = ""
 
     def circumstances(self, num_samples: int | None, num_groups: int | None) -> str:
-        """Return sentences on how many samples were judged, and on whether training saw videos of their groups.
+        """Return sentences on how many samples were scored, and on whether training used other samples of their groups.
 
         Args:
-            num_samples: number of judged samples. None: not recorded.
+            num_samples: number of scored samples. None: not recorded.
             num_groups: number of groups of these samples. None: not recorded.
         """
         if num_samples is None or num_groups is None:
@@ -175,7 +175,7 @@ class MeasuredScores:
     Attributes:
         measure: the metric, with facts on how it was measured.
         scores: the scores, that of the model first.
-        num_samples: number of samples that were judged. None: not recorded.
+        num_samples: number of samples that were scored. None: not recorded.
         num_groups: number of groups of the samples. None: not recorded.
         notes: sentences on files that cannot be read.
         cautions: sentences on the limits of the scores.
@@ -236,7 +236,7 @@ class ReportHeadline(MeasuredScores):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The sentence of the verdict, then the cautions."""
+        """The sentence of the verdict, then the cautions (sentences on the limits of the scores)."""
         return (self.verdict.sentence, *self.cautions)
 
 
@@ -244,7 +244,7 @@ class ReportHeadline(MeasuredScores):
 
 
 def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -> tuple[Score, ...]:
-    """Return scores over all folds: first that of the model, then those of its controls, the highest first.
+    """Return scores over all folds: first the score of the model, then those of its controls in descending order.
 
     Controls on a split that leaks (``DISHONEST_CONTROLS``) come last. ``results_frame`` holds rows of
     ``tables.RESULTS``, and ``metric`` is a name in its column ``metric``.
@@ -256,7 +256,10 @@ def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -
 
 
 def every_task_score(results: pl.DataFrame, task: str) -> Iterator[MeasuredScores]:
-    """Yield each main score of a run without folds, with the scores of its controls, the highest first.
+    """Yield the main scores of a run without folds, each with the scores of its controls.
+
+    A run can have several main scores, such as one for each number that an image model predicts. Each yielded object
+    holds one score of the model, then the scores of the controls, the highest first.
 
     Args:
         results: rows of ``tables.TASK_RESULTS``.
@@ -278,7 +281,11 @@ def every_task_score(results: pl.DataFrame, task: str) -> Iterator[MeasuredScore
 
 
 def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
-    """Return the first of ``every_task_score``. If the model has no score, ``scores`` is empty."""
+    """Return the first main score of a run without folds, with the scores of its controls.
+
+    If the model has no score, the field ``scores`` of the result is empty. ``results`` are rows of
+    ``tables.TASK_RESULTS``, and ``task`` is ``image`` or ``video_text``.
+    """
     return next(every_task_score(results, task), MeasuredScores(Measure(*TASKS[task].no_headline)))
 
 
@@ -327,12 +334,11 @@ _OFFICIAL_LEAKS = "official_split_leaks"  # name of a check in tables.LEAKAGE_AU
 
 
 def run_cautions(run: RunPaths) -> tuple[str, ...]:
-    """Return sentences on the limits of a run that belong next to any of its numbers, the worst first.
+    """Return warnings that should stand next to any number of a run, the most serious first, as sentences.
 
-    They are about a trial (a run on part of its corpus), damaged files, failed leakage checks, leaks of the official
-    split, tables that are newer than the results, networks of a notebook's cell, folds trained by different code, and
-    parameters that limit what scores show, such as shuffled labels. The verdict against the controls is not included.
-    It is in ``run_headline``.
+    For example, the run is a trial (it used part of its corpus), files are damaged, a leakage check failed, the folds
+    were trained by different code, or labels were shuffled. The verdict against the controls is not included.
+    ``run_headline`` returns it.
     """
     parameters = run_parameters(run)
     audit = [f"The leakage audit did not pass: {clean_text(finding)}" for finding in audit_failures(run)]
@@ -342,9 +348,13 @@ def run_cautions(run: RunPaths) -> tuple[str, ...]:
 
 
 def training_cautions(run: RunPaths) -> list[str]:
-    """Return sentences on what was trained, where it is not what the results or the parameters say.
+    """Return a warning for each mismatch between the training of a run and its results or parameters.
 
-    Such are tables that are newer than the results, networks of a notebook's cell, and folds trained by different code.
+    Three mismatches are found:
+
+    - A table was written again after the results were computed from it.
+    - The network was defined in a cell of a notebook. It is not the model that the parameters name.
+    - The folds were trained by different versions of the code.
     """
     read = (read_document(run.stage_checkpoint(KFOLD_RESULTS)).get("fingerprint") or {}).get("inputs", {})
     newer = [name for name, was in read.items() if (file := run.root / name).is_file() and content_hash(file) != was]
@@ -427,13 +437,14 @@ def _some_of(names: Sequence[str]) -> str:
 
 
 def protocol_cautions(parameters: Mapping[str, object], results: pl.DataFrame, metric: str) -> tuple[str, ...]:
-    """Return one sentence that explains the protocol and gives the score on each target.
-
-    Empty for ``kfold``, unless the user named sources and no score across sources was computed. The sentence then says
-    so and names the remedy.
+    """Return one sentence that explains the protocol of a run and gives the score on each target.
 
     A protocol is the rule that splits videos into training and test. A target is a corpus or generator that is only
     tested on.
+
+    For the default protocol ``kfold`` the tuple is usually empty. There is one exception: the user named several
+    corpora or sources of videos, but no score on unseen sources was computed. The sentence then says so and names the
+    remedy.
 
     Args:
         parameters: parameters of the run.
@@ -470,9 +481,11 @@ _OF_SCOPES = {
 
 
 def scope_cautions(results: pl.DataFrame) -> tuple[str, ...]:
-    """Return one sentence for each scope in ``_OF_SCOPES`` that has scores: of the model and of metadata alone.
+    """Return sentences that state the scores of the model and of metadata alone in special selections of the videos.
 
-    ``results`` holds rows of RESULTS.
+    Such a selection is a scope in ``_OF_SCOPES``. For example, in ``across_sources`` every video is scored by a model
+    that saw no video of its source. A scope without scores gives no sentence. ``results`` holds rows of
+    ``tables.RESULTS``.
     """
     sentences = []
     for scope, sentence in _OF_SCOPES.items():
@@ -513,9 +526,10 @@ def official_leaks(parameters: Mapping[str, object], audit: pl.DataFrame) -> str
 
 
 def leakage_audit_of(run: RunPaths) -> Answer:
-    """Return the leakage checks of a run: the column ``run_id``, then those of ``tables.LEAKAGE_AUDIT``.
+    """Return the leakage checks of a run as a table, one row per check.
 
-    A check looks for a leak, such as a group in training and test. The frame is empty if the run has no checks.
+    A check looks for a leak, such as a group in training and test. The columns are ``run_id`` and those of
+    ``tables.LEAKAGE_AUDIT``. The table is empty if the run has no checks.
     """
     return read_tables([(path_to_text(run.run_id), run.leakage_audit)], LEAKAGE_AUDIT)
 
@@ -654,8 +668,8 @@ def run_headline(run: RunPaths, *, with_memory: bool = True) -> ReportHeadline:
 
     Args:
         run: the run.
-        with_memory: whether the samples of memory are read, which are many after a long training. False: the peak of
-            the memory is the one in the run's status.
+        with_memory: whether to compute the peak memory from the memory log, which is long after a long training. If
+            False, the peak comes from the run's status file.
     """
     parameters = run_parameters(run)
     status = run_status(run)
@@ -772,6 +786,8 @@ def runs_table(runs_dir: Path) -> Answer:
     """Return one row for each run under ``runs_dir``, newest first. Null means not recorded.
 
     Columns: ``run_id experiment state model standing verdict measure score score_low score_high num_samples``.
+    ``standing`` says in a few words whether the model is above its controls, and ``verdict`` in a sentence. ``measure``
+    is the name of the metric, and ``score`` is the model's value in it.
     """
     rows, notes = [], list[str]()
     for run in list_runs(runs_dir)[::-1]:

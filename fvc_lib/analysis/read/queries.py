@@ -1,8 +1,8 @@
 """Queries over any number of runs, answered as polars frames.
 
 A query reads what the runs have recorded so far, also while they run and after a crash. It returns an ``Answer``: a
-frame, and notes on files and lines that could not be read. The column ``run_id`` holds names from ``runs.run_names``.
-SQL runs in DuckDB, which has access to the given frames, but not to files, network or extensions.
+frame, and notes on files and lines that could not be read. The column ``run_id`` holds the id of a run, or its path if
+two runs have the same id. SQL runs in DuckDB, which can read the given frames only, and no files.
 """
 
 import fnmatch
@@ -210,9 +210,9 @@ def learning_curves(
 def memory_samples(runs: Sequence[RunPaths]) -> Answer:
     """Return the logged memory samples of ``runs``, ordered by run, stage, fold and line.
 
-    Columns are ``run_id stage fold attempt seconds line``, then the fields of the log. ``attempt`` counts the starts of
-    a stage from 1, and increases where ``elapsed_seconds`` decreases. ``seconds`` is the working time since the first
-    start, without the pauses between attempts.
+    Columns are ``run_id stage fold attempt seconds line``, then the fields of the log, such as ``phase``, ``epoch`` and
+    ``rss_mb``. ``attempt`` counts the starts of a stage from 1, and increases where ``elapsed_seconds`` decreases.
+    ``seconds`` is the working time since the first start, without the pauses between attempts.
     """
     good = "timestamp IS NOT NULL AND elapsed_seconds IS NOT NULL AND (rss_mb IS NOT NULL OR allocated_mb IS NOT NULL)"
     lines = _read_log_lines(runs, "memory", _MEMORY_COLUMNS, good)
@@ -237,8 +237,11 @@ def memory_events(runs: Sequence[RunPaths]) -> Answer:
 
     Columns are ``run_id stage fold attempt seconds line phase epoch batch_idx global_step kind message details``, then
     values from the details: ``happened_in context_file predicted_peak_mb micro_batch micro_batch_next``. ``details`` is
-    JSON text. ``attempt`` and ``seconds`` are as in ``memory_samples``. The log of events does not name the attempt.
-    It is the one whose start is nearest to ``timestamp - elapsed_seconds`` of the event.
+    JSON text. ``attempt`` counts the starts of a stage from 1. ``seconds`` is the working time since the first start,
+    without the pauses between attempts.
+
+    The log of events does not record the attempt. The function chooses the attempt whose start is nearest to
+    ``timestamp - elapsed_seconds`` of the event.
     """
     good = "kind IS NOT NULL AND timestamp IS NOT NULL AND elapsed_seconds IS NOT NULL"
     lines = _read_log_lines(runs, "memory/events", _EVENT_COLUMNS, good)
@@ -370,7 +373,11 @@ def read_parameters(runs: Sequence[RunPaths]) -> Answer:
 
 
 def parameter_differences(runs: Sequence[RunPaths]) -> Answer:
-    """Return the parameters that have several values in ``runs``, with the same columns as ``read_parameters``."""
+    """Return the parameters that do not have the same value in all ``runs``, one row per parameter and run.
+
+    Columns are ``parameter run_id value changes_numbers``. ``changes_numbers`` is false for parameters that cannot
+    change a result, such as folders.
+    """
     parameters = read_parameters(runs)
     differing = pl.col("value").n_unique().over("parameter") > 1
     return Answer(parameters.frame.filter(differing), parameters.notes)
@@ -426,8 +433,8 @@ def predictions_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
     """Return the predictions of other runs that differ from ``run`` in the seed alone, one frame per seed.
 
     Only runs of the same experiment that have results are searched. If several runs have the same seed, the latest is
-    used. The folds of the runs may differ. The predictions can be compared nevertheless, because in each run no network
-    scores a group that it was trained on.
+    used. The runs may have different folds. Their predictions can still be compared: in each run, a video is scored by
+    a network that was not trained on the video's group.
     """
     frames = {}
     parameters = {**NEUTRAL, **run_parameters(run)}
@@ -509,7 +516,7 @@ _MOST_RUNS = 8  # the most runs that are selected by default
 
 @dataclass(frozen=True)
 class Selection:
-    """The choice of a dashboard's reader: which runs, metrics and folds are shown.
+    """What the user of a dashboard has chosen to see: runs, metrics and folds.
 
     Attributes:
         runs: the chosen runs, at least one.

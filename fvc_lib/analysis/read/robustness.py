@@ -33,9 +33,9 @@ def robustness_results(
 ) -> pl.DataFrame:
     """Return ``tables.ROBUSTNESS_RESULTS``: metrics at each level, and their difference from undisturbed videos.
 
-    A level is one kind of disturbance at one strength. Its videos are compared with the same videos undisturbed. A
-    video without a score at a level is left out on both sides and counted in ``num_failed``. Rows of undisturbed videos
-    come first, then the levels by ascending ROC AUC. Levels without a ROC AUC come last.
+    A level is one kind of disturbance at one strength. Disturbed videos are compared with the same videos undisturbed.
+    If a disturbed video has no score, the comparison leaves out both versions of it, and ``num_failed`` counts it. Rows
+    of undisturbed videos come first, then the levels by ascending ROC AUC. Levels without a ROC AUC come last.
 
     Args:
         scored: rows of ``tables.ROBUSTNESS``. If ``target`` (the corpus or generator that a video tests) has several
@@ -78,8 +78,8 @@ def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) 
     """Compare one level with the undisturbed videos. Return a dict from metric to a dict from name to number.
 
     The names are ``value low high difference difference_low difference_high p_value undisturbed``. ``value`` is the
-    metric of the disturbed videos, and ``undisturbed`` is that of the undisturbed ones. ``difference`` is the first
-    minus the second. Undefined numbers are NaN.
+    metric of the disturbed videos, and ``undisturbed`` is that of the undisturbed ones. ``difference`` is
+    ``value`` minus ``undisturbed``. Undefined numbers are NaN.
 
     Args:
         both: one row per video, with its scores in the columns ``score`` (undisturbed) and ``disturbed``.

@@ -80,11 +80,13 @@ GONE = "stopped without a word"  # the process died before it could record a sta
 
 
 def run_status(run: RunPaths) -> dict[str, Any]:
-    """Return the content of ``status.json``, with the state ``GONE`` where the process of a run or stage has died.
+    """Return the content of ``status.json``, corrected for processes that have died.
 
-    ``stages`` is always a dict from the key of a stage to its entry. The key is the name of the stage, with the fold if
-    it has one. A process at work holds a lock. A run or stage that is recorded as ``running`` without a held lock has
-    died.
+    A working process holds a lock. If a run or stage is recorded as ``running`` but no process holds its lock, the
+    process has died. The state in the result is then ``GONE``.
+
+    The entry ``stages`` of the result is always a dict. It maps the key of a stage (its name, and its fold if it has
+    one) to the stage's record.
     """
     status = read_json_object(run.status_json)
     stages = {key: stage for key, stage in as_mapping(status.get("stages")).items() if isinstance(stage, dict)}
@@ -128,7 +130,7 @@ def earlier_attempt(run: RunPaths, table: Path) -> str:
 
 
 def failure(status: dict[str, Any]) -> str | None:
-    """Return a sentence on the first stage that failed, was interrupted or whose process died (``GONE``).
+    """Return a sentence on the first stage that failed, was interrupted, or whose process died (state ``GONE``).
 
     Return None if there is no such stage. ``status`` is the outcome of ``run_status``.
     """
@@ -152,7 +154,11 @@ def run_parameters(run: RunPaths) -> dict[str, object]:
 
 
 def effective_parameters(run: RunPaths) -> dict[str, object]:
-    """Return the run's parameters, with the model's values in place of 0 and empty where they can be read."""
+    """Return the parameters that the run works with, as a dict from name to value.
+
+    In ``params.yaml``, 0 or an empty text can mean "use the value that the model declares". Such values are replaced by
+    the model's. They stay unchanged if the model is a file of the user or cannot be loaded.
+    """
     parameters = run_parameters(run)
     with contextlib.suppress(FvcError, ValueError, ImportError):
         parameters |= RunConfig.model_validate(parameters).effective_values()
@@ -259,9 +265,10 @@ def differing_parameters(parameters: Mapping[str, object], first: Mapping[str, o
 def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
     """Return three texts for each run, to tell runs apart in a list: ``(corpus, detector, differences)``.
 
-    ``corpus`` is a name with the first six digits of the fingerprint. ``detector`` is the network, with the protocol if
-    it is not ``kfold``. ``differences`` lists at most ``_MOST_MARKS`` parameters that differ from those of the first of
-    ``runs`` with the same task. For a trial (a run on part of its corpus) it begins with ``trial_text``.
+    - ``corpus``: name of the corpus, with the first six digits of its fingerprint (digest of its content).
+    - ``detector``: name of the network, with the protocol if it is not ``kfold``.
+    - ``differences``: at most ``_MOST_MARKS`` parameters whose values differ from those of the first run with the same
+      task. For a trial (a run on part of its corpus), the text begins with ``trial on 20 groups`` or similar.
     """
     firsts: dict[str, Mapping[str, object]] = {}
     marks = []
@@ -280,7 +287,8 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
 def run_labels(runs: Sequence[RunPaths]) -> list[str]:
     """Return one line of text for each run: ``corpus · detector · differences · experiment / run_id``.
 
-    The first three parts are those of ``run_marks``. A damaged ``run.json`` is mentioned at the end of the line.
+    ``detector`` is the name of the network. ``differences`` are parameters that differ between the runs, as in
+    ``run_marks``. A damaged ``run.json`` is mentioned at the end of the line.
     """
     labels = []
     for run, mark in zip(runs, run_marks(runs), strict=True):

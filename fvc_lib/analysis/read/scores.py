@@ -1,4 +1,4 @@
-"""Tables of the scores of single videos, and the results of a run as CSV."""
+"""Functions that make the table of all video scores of a run, and write the results of a run as CSV."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +14,8 @@ def score_table(
 ) -> pl.DataFrame:
     """Return the table ``tables.SCORES``: one row with score and decision for each video of ``predictions``.
 
-    Wrongly decided videos come first, then the others. Both are ordered by distance from the threshold, the largest
-    first.
+    Wrongly decided videos come first, then the others. In each of these two parts, the videos whose scores are farthest
+    from the threshold come first.
 
     Args:
         index: rows of ``tables.INDEX``. Only the columns ``video_id path`` are used.

@@ -61,7 +61,9 @@ class Upload:
 
 
 class Desk:
-    """The queue of uploads to judge.
+    """The queue of uploaded videos that the web page judges one after the other, with the limits for uploads.
+
+    Its ``token`` is a random text that every request to the page must contain.
 
     Args:
         folder: folder for uploads, used by no other process.
@@ -119,8 +121,8 @@ def _safe_name(name: str) -> str:
 def web_app(desk: Desk) -> "Starlette":
     """Return the web application. Every request must have the desk's token in its address.
 
-    ``GET /`` gives the page. ``PUT /video`` stores an upload, and says in lines of JSON how far it is until it is
-    judged.
+    ``GET /`` returns the page. ``PUT /video`` stores an uploaded video in the queue. Its response is lines of JSON with
+    the progress and at last the answer.
     """
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
@@ -230,7 +232,10 @@ def app(
     rule = rule_of(error_rate, withheld=not detector.is_above_control)
 
     def judge(upload: Upload) -> None:
-        """Fill in the verdict on an upload, then its page; files go into the folder ``answer`` next to the video."""
+        """Fill in the verdict on an upload, then the page with its evidence.
+
+        Files are written into the folder ``answer`` next to the video.
+        """
         answers, upload.step = upload.path.parent / "answer", "looking at the frames"
         verdicts = judge_files(detector, [upload.path], rule, answers)
         row = next(verdicts.rows())

@@ -1,4 +1,4 @@
-"""Pages of verdicts: a page with the evidence for each judged video."""
+"""Web pages of verdicts: a page with the evidence for each judged video, and a page with all verdicts."""
 
 import re
 import time
@@ -98,7 +98,7 @@ def write_overview(path: Path, verdicts: Verdicts, pages: Mapping[str, str]) -> 
     Args:
         path: path of the page.
         verdicts: the verdicts on all files.
-        pages: the files' own pages, as ``write_video_pages`` returns them.
+        pages: ``{path of a video: path of its own page}``, which ``write_video_pages`` returned.
 
     Raises:
         OSError: the page cannot be written.
@@ -124,10 +124,10 @@ def page_name(number: int, path: str) -> str:
 
 
 def page_parts(evidence: FileEvidence) -> dict[str, Any]:
-    """Return the keyword arguments of ``write_video_page`` that show the evidence on a file.
+    """Return the evidence on a file and its pictures, as keyword arguments for ``write_video_page``.
 
-    They are ``evidence`` itself and three pictures: ``frames``, ``over_time`` (the score over time) and ``heat_map``. A
-    picture is None if the evidence lacks its data.
+    The arguments are ``evidence`` itself and three pictures: ``frames``, ``over_time`` (the score over time) and
+    ``heat_map``. A picture is None if the evidence lacks its data.
     """
     curve, mapped = evidence.windows, evidence.occlusion
     parts: dict[str, Any] = {"evidence": evidence, "frames": None, "over_time": None, "heat_map": None}

@@ -236,9 +236,10 @@ def _given(context: click.Context) -> dict[str, list[str]]:
 
 @contextmanager
 def _progress(label: str, total: int) -> Iterator[Report]:
-    """Show the progress of a step as a bar on a terminal, and nowhere else.
+    """Show the progress of a step as a bar, if standard error is a terminal and ``-q`` was not given.
 
-    Yields a function that takes the number of units done, their total, and the part that is being worked on.
+    Yields a function that draws the bar again. It takes the number of finished units, the number of all units, and a
+    text on the unit in progress.
     """
     hidden = is_quiet() or not sys.stderr.isatty()
     with click.progressbar(
@@ -266,7 +267,7 @@ def _judge_files(
 
     Args:
         detector: the video detector.
-        files: absolute paths of the files, and their cases.
+        files: ``{absolute path of a file: name of its case}``. A case is several videos of one event; empty: none.
         rule: the conditions of a verdict.
         folder: the folder for everything that is written.
         workers: number of processes that decode; 0: one per core.
@@ -274,11 +275,11 @@ def _judge_files(
         map_minutes: time limit in minutes for the maps of all pages together.
 
     Returns:
-        An empty text. If no video could be read: the path of the first and why. Then nothing is printed, but the tables
-        and the page are written.
+        An empty text. But if no video could be read, the path of the first video and the reason. In this case no
+        verdict is printed; the tables and the page are written all the same.
 
     Raises:
-        FvcError: as in ``VideoDetector.findings``.
+        FvcError: the detector cannot be applied to the files (``VideoDetector.findings``).
         OSError: the folder cannot be written.
     """
     from fvc_lib.tasks.video.verdicts.judging import UNREAD, judge_files
@@ -310,7 +311,10 @@ def _judge_files(
 
 
 def verdict_line(row: Mapping[str, Any]) -> str:
-    """Return the verdict on a file as one line of text; ``row`` is a row of VERDICTS."""
+    """Return the verdict on a file as one line of text: path, verdict, probability of fake, and reasons.
+
+    ``row`` is the file's row in the table of verdicts, as ``{column: value}``.
+    """
     probability = interval_text(row["score"], row["score_low"], row["score_high"])
     said = f"{row['verdict']}, probability of fake {probability}"
     if row["score"] is None:
@@ -326,10 +330,10 @@ def _submit(
 
     Args:
         stage_name: name of the jobs.
-        files: absolute paths of the files to judge, and their cases.
+        files: ``{absolute path of a file to judge: name of its case, or empty}``.
         folder: the folder for everything that is written.
-        written: names of the files with answers in ``folder``; those of an earlier call are deleted.
-        command: arguments of run_notebooks.py by which a job begins or continues the work.
+        written: names of the files with answers in ``folder``. If an earlier call wrote such files, they are deleted.
+        command: command-line arguments of run_notebooks.py with which a job begins or continues the work.
         go_on: a line that says how to go on after a stop.
         is_dry: True: only print the jobs' scripts, and write nothing.
     """
@@ -348,7 +352,7 @@ def _submit(
 
 
 def _refuse_foreign(folder: Path, written: Sequence[str]) -> None:
-    """Check that no other command has written into the output folder.
+    """Check that the output folder has no answers that another command has written.
 
     Args:
         folder: the output folder, which may be missing.
@@ -370,7 +374,8 @@ def _folder_taken(folder: Path, files: Mapping[Path, str], written: Sequence[str
 
     Args:
         folder: the folder for everything that is written.
-        files: absolute paths of the files to judge, and their cases; written as a table for a later call.
+        files: ``{absolute path of a file to judge: name of its case, or empty}``. They are written as a table, which a
+            later call reads.
         written: names of the files with answers in ``folder``, without journals and records.
         go_on: a line that is printed if the block is stopped; it says how to go on.
 
@@ -415,10 +420,10 @@ def _predict_files(
         find: function that yields the findings on a list of files.
 
     Returns:
-        As ``_judge_files``.
+        An empty text. But if no file could be read, the path of the first file and the reason; then nothing is printed.
 
     Raises:
-        FvcError: as in ``Predictor.findings``.
+        FvcError: the model cannot be applied to the files (``Predictor.findings``).
         OSError: the folder cannot be written.
     """
     from fvc_lib.analysis.pages.answers import prediction_table, write_predictions_page  # plotly takes a second to load

@@ -28,7 +28,10 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class Merge:
-    """A link that joined two groups, or a group and a video, although the label source does not put them together."""
+    """A link between videos that joined two leakage groups which the label source states as separate.
+
+    One or both of them may be a single video without a stated group.
+    """
 
     group_id: str  # the joined group, which holds the videos of both
     why: str  # ``same_source``, ``same_content`` or ``near_duplicate``
@@ -38,7 +41,9 @@ class Merge:
 
 
 class Components:
-    """Connected components of ``count`` items, numbered from 0.
+    """Connected components of ``count`` items, which are numbered from 0.
+
+    At first every item is a component of its own. ``join`` connects two items, and so joins their components.
 
     Attributes:
         label: component of each item, int64 (count,); connected items have equal labels.
@@ -76,8 +81,8 @@ def join_groups(
 ) -> tuple[tuple[str, ...], tuple[Merge, ...]]:
     """Make leakage groups: the connected components of the members and their links.
 
-    Links are equal source ids, equal contents, near-duplicates and equal stated groups. Two members that both lack a
-    stated group are not linked by that.
+    Members are linked by equal source ids, equal contents, near hashes or equal stated groups. A missing stated group
+    (None) is not a link.
 
     A component with one stated group has the name of that group. A component with several is named after the first in
     sorted order, such as ``f138+3 more``. A component without a stated group is called ``video <first 16 hex digits of
@@ -85,7 +90,7 @@ def join_groups(
 
     Args:
         members: the videos; two files of equal content are two members.
-        near_duplicates: pairs of positions in ``members`` whose perceptual hashes are near.
+        near_duplicates: pairs of indices into ``members``; the perceptual hashes of these two are near.
         memberships: (source id, stated group) pairs of the label source. They include videos that are not in
             ``members``: a video listed in two cascades joins them even if it can no longer be fetched.
 

@@ -105,7 +105,7 @@ def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
     Args:
         table: codes of N videos with T frames and 30 windows each, uint64 (N, T, 30).
         one: codes of a video, uint64 (T, 30).
-        max_bits: see ``near_duplicate_links``.
+        max_bits: largest number of differing bits of frames that agree, 0 to 64.
     """
     closely = max(0, max_bits - _CLOSER_BITS)
     near = np.zeros(len(table), np.bool_)
@@ -134,9 +134,13 @@ def _bits_apart(whole: Codes, part: Codes, mirror: Codes | np.uint64) -> Pixels:
 
 
 class Judge:
-    """Decide for candidates (pairs of videos) whether both videos show the same footage.
+    """A judge of candidates (pairs of videos): it decides whether both videos of a pair show the same footage.
 
-    The N videos that have a hash are numbered from 0. For the arguments see ``near_duplicate_links``.
+    The N videos that have a hash are numbered from 0.
+
+    Args:
+        hashes: texts of ``perceptual_hash``; ``None`` (no hash) matches nothing.
+        max_bits: largest number of differing bits of frames that agree, 0 to 64.
 
     Attributes:
         known: position in ``hashes`` of each numbered video, int64 (N,).
@@ -188,8 +192,8 @@ class Judge:
     def agree(self, near: Candidates) -> Flags:
         """Return for each of K candidates whether its videos show the same footage, bool (K,).
 
-        The hashes of the candidates ``near``, int64 (4, K), agree already. Here their looks are compared, if the hashes
-        have looks. This takes far longer than ``hashes_agree`` without looks.
+        The candidates ``near``, int64 (4, K), are pairs of videos whose hashes agree already. This method compares the
+        looks (tiny pictures) of their frames, which takes far longer. If the hashes have no looks, all values are true.
         """
         same = np.ones(near.shape[1], np.bool_)
         for start in range(0, len(same) if self._looks else 0, _LOOKS_AT_ONCE):
@@ -199,13 +203,18 @@ class Judge:
 
 
 def _apart(clusters: Components, candidates: Candidates) -> Candidates:
-    """Return those of K ``candidates`` (4, K) whose two videos are not connected yet in ``clusters``."""
+    """Return the ``candidates``, int64 (4, K), without the pairs of videos that are connected in ``clusters``.
+
+    The columns of the result are the remaining pairs.
+    """
     is_apart = clusters.label[candidates[0]] != clusters.label[candidates[1]]
     return candidates[:, is_apart]
 
 
 def _link(clusters: Components, judge: Judge, candidates: Candidates) -> Iterator[tuple[int, int]]:
     """Connect the candidates that show the same footage, and yield the pairs (i, j) that joined two components.
+
+    i and j are numbers of videos. Pairs whose videos are connected already are not compared.
 
     Args:
         clusters: components of the numbered videos; changed in place.
@@ -228,7 +237,7 @@ def _link(clusters: Components, judge: Judge, candidates: Candidates) -> Iterato
 
 
 class _FrameSearch:
-    """Find videos that show the same footage by the codes of a single frame, say the third of every video.
+    """A search for videos that show the same footage, by the codes of a single frame, say the third of every video.
 
     The whole picture of one video is looked up among the windows of all videos. So the queries are the codes of the
     whole pictures, plain and mirrored: two per video. The entries are the codes of all windows: up to 30 per video.
@@ -252,8 +261,8 @@ class _FrameSearch:
     def links(self, clusters: Components) -> Iterator[tuple[int, int]]:
         """Connect the videos that show the same footage, and yield the pairs (i, j) that joined two components.
 
-        ``clusters`` holds the components of the numbered videos and is changed in place. Only videos that agree closely
-        in the frame are candidates.
+        i and j are numbers of videos. ``clusters`` holds the components of the numbered videos and is changed in place.
+        Only videos that agree closely in the frame of this search are compared.
         """
         blocks = blocks_for(self._judge.closely, len(self._queries), len(self._codes))
         for number in range(len(blocks)):
@@ -274,9 +283,10 @@ class _FrameSearch:
                 yield from _link(clusters, self._judge, np.concatenate(waiting, axis=1))
 
     def _whole(self, query: Places) -> tuple[Places, Flags]:
-        """Return (videos, is_mirrored) of K queries: the video of each, and whether its picture is mirrored, both (K,).
+        """Return (videos, is_mirrored) of K queries, both (K,).
 
-        ``query`` (K,) are indices into all queries.
+        A query is the code of a whole picture, plain or mirrored. ``videos`` are the numbers of the queries' videos.
+        ``is_mirrored`` is true for mirrored pictures. ``query`` (K,) are indices into all queries.
         """
         is_mirrored = query >= len(self._wholes)
         return self._wholes[query - len(self._wholes) * is_mirrored], is_mirrored
@@ -284,16 +294,17 @@ class _FrameSearch:
     def _window(self, entry: Places) -> tuple[Places, Places]:
         """Return (videos, windows) of K entries: the numbers of the video and of its window, both (K,).
 
-        ``entry`` (K,) are indices into all entries.
+        An entry is the code of a window of a video. ``entry`` (K,) are indices into all entries.
         """
         place, window = np.divmod(self._entry_of[entry].astype(np.int64), len(WINDOWS))
         return self._videos[place], window
 
     def _chooser(self, clusters: Components) -> Choose:
-        """Return the function that selects pairs for ``BlockSearch.pairs`` (see ``Choose``).
+        """Return a function that selects pairs of queries and entries, for the method ``BlockSearch.pairs``.
 
-        It selects near pairs, except where comparing the two videos would be useless: they are connected in
-        ``clusters`` already, or their other frames are too different for the same footage (``_telling_frames``).
+        The function selects pairs of near codes. Two kinds of pairs are skipped, because comparing their videos would
+        be useless. Either the two videos are connected in ``clusters`` already. Or their other frames are too different
+        for the same footage (``_telling_frames``). See ``Choose`` for the arguments of the function.
         """
         table = self._judge.table
 
@@ -428,10 +439,10 @@ def _sorted_by(block: Block, codes: Codes) -> tuple[Codes, _Numbers, _Numbers]:
 
 
 class BlockSearch:
-    """Search at most 2**31 codes (entries) for those near to other codes (queries), by the bits of one block.
+    """A search among codes (entries) for the codes that are near to other codes (queries), by the bits of one block.
 
     Two codes are near if they differ in at most ``max_bits`` bits. Pairs that an earlier block finds are left out, so
-    all blocks together find each pair once.
+    all blocks together find each pair once. There may be at most 2**31 entries.
 
     Args:
         entries: codes to search, uint64 (C,).
@@ -449,10 +460,11 @@ class BlockSearch:
         self._starts = np.searchsorted(keys, all_keys).astype(np.int32)
 
     def pairs(self, queries: Codes, choose: Choose) -> Iterator[tuple[Places, Places]]:
-        """Yield near pairs in arrays (queries, entries): indices into ``queries`` and the entries, both int64 (K,).
+        """Yield the pairs of near codes in arrays (queries, entries), both int64 (K,).
 
-        A key is a value of the block's bits. For most keys, all near pairs are yielded. If very many queries and
-        entries share a key, ``choose`` selects the pairs to yield.
+        The arrays hold indices into ``queries`` and into the entries. A key is a value of the block's bits. For most
+        keys, all near pairs are yielded. If very many queries and entries share a key, the function ``choose`` selects
+        the pairs to yield (see ``Choose``).
         """
         codes, own_keys, position = _sorted_by(self._block, queries)
         _, start_of, times = np.unique(own_keys, return_index=True, return_counts=True)

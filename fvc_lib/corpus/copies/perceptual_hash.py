@@ -65,7 +65,9 @@ def perceptual_hash(frames: Pixels) -> str:
 
 
 def hash_text(codes: Hashes, looks: Pixels | None = None) -> str:
-    """Return a hash as text, which ``parse_hashes`` reads.
+    """Return the hash of a video as text: the codes and looks of each frame in Base64, frames joined by ``-``.
+
+    ``parse_hashes`` reads such texts.
 
     Args:
         codes: codes of T frames with 30 windows each, uint64 (T, 30).
@@ -78,9 +80,10 @@ def hash_text(codes: Hashes, looks: Pixels | None = None) -> str:
 
 
 def parse_hashes(texts: Sequence[str]) -> tuple[Hashes, Pixels]:
-    """Return (codes, looks) of N hashes of T frames each: uint64 (N, T, 30) and uint8 (N, T, 216).
+    """Parse N texts of ``perceptual_hash``; return (codes, looks), uint64 (N, T, 30) and uint8 (N, T, 216).
 
-    If the hashes have no looks, the shape of the looks is (N, T, 0).
+    Each text holds T frames. A frame has 30 codes of 64 bits and a look (a tiny picture). If the hashes have no looks,
+    the shape of the looks is (N, T, 0).
 
     Raises:
         ValueError: a text is no perceptual hash, or differs from the first in its number of frames.
@@ -105,9 +108,9 @@ def parse_hashes(texts: Sequence[str]) -> tuple[Hashes, Pixels]:
 
 
 def _looks(frames: Pixels, grids: Grid) -> Pixels:
-    """Return the looks of T frames, uint8 (T, 216).
+    """Return the looks (tiny pictures) of T frames, uint8 (T, 216).
 
-    A look is 12 x 12 luma, then 6 x 6 (blue - luma) / 2 + 128 and 6 x 6 (red - luma) / 2 + 128.
+    A look consists of 12 x 12 values of luma, then 6 x 6 (blue - luma) / 2 + 128 and 6 x 6 (red - luma) / 2 + 128.
 
     Args:
         frames: RGB, uint8 (T, 3, H, W).
@@ -140,9 +143,9 @@ def luma_grids(frames: Pixels) -> Grid:
 
 
 def _picture_span(levels: Grid) -> slice:
-    """Return the slice of the rows (or columns) between the dark bars at both ends.
+    """Return the slice of the rows (or columns) of a picture between the dark bars at both ends.
 
-    It holds all rows if less than a quarter would remain.
+    If less than a quarter of the rows would remain, the slice holds all rows.
 
     Args:
         levels: for each row (or column) the mean luma, 0 to 255, in the frame where it is largest. A row with at most
@@ -178,8 +181,9 @@ def _average_along_rows(picture: Grid, side: int) -> Grid:
 def _cosines() -> Grid:
     """Return the 12 DCT-II basis functions of lowest frequency on each of the 10 spans, (10, 12, 160).
 
-    A span is the whole side of a picture or a part of it (``SPANS``). The axes are span, frequency and position along
-    the side. Functions are zero outside their span. Their products with a picture are amplitudes in grey levels.
+    A span is the whole side of a picture or a part of it (``SPANS``). The axes of the result are span, frequency and
+    position along the side. A function is zero outside its span. The product of a picture with these functions gives
+    amplitudes in grey levels.
     """
     position = (np.arange(GRID_SIDE) + 0.5) / GRID_SIDE
     frequency = np.arange(12)[:, None]
@@ -204,10 +208,10 @@ MIRROR_BITS = np.uint64(_BIT_VALUES[_FREQUENCIES[:, 1] % 2 == 1].sum())
 
 
 def codes_of(grids: Grid) -> Hashes:
-    """Return the codes of T frames, uint64 (T, 30): bit k of a code is set if DCT amplitude k is positive.
+    """Return the codes of T frames, one for each of 30 windows, uint64 (T, 30).
 
-    A code is 0 if more than half of its amplitudes are so small that they may be noise. ``grids`` is the result of
-    ``luma_grids``, (T, 160, 160).
+    Bit k of a code is set if DCT amplitude k of the window is positive. A code is 0 if more than half of its amplitudes
+    are so small that they may be noise. ``grids`` is the result of ``luma_grids``, (T, 160, 160).
     """
     cosines = _COSINES.reshape(-1, GRID_SIDE)
     products = cosines @ grids @ cosines.T
@@ -227,9 +231,10 @@ def codes_of(grids: Grid) -> Hashes:
 
 
 def _shares(borders: Grid, num_cells: int) -> Floats:
-    """Return a matrix (S, num_cells) that averages a row of cells over the S spans between ``borders``, (S + 1,).
+    """Return the matrix (S, num_cells) that averages ``num_cells`` values over S neighbouring spans.
 
-    Borders are ascending and in units of cells. Every row of the matrix sums to 1.
+    A cell is one of these values, such as a pixel in a row. Span i lies between ``borders[i]`` and ``borders[i + 1]``.
+    ``borders`` (S + 1,) are ascending and in units of cells. Every row of the matrix sums to 1.
     """
     cells = np.arange(num_cells)
     ends = np.minimum(borders[1:, None], cells + 1)
@@ -249,7 +254,9 @@ def span_averages(side: int, patch_side: int) -> Floats:
 
 
 def patches(pictures: Pixels, averages: Floats, window: Places | None = None) -> Floats:
-    """Return a window of each of K tiny pictures, averaged to a patch, float32 (K, channels, patch_side, patch_side).
+    """Cut a window out of each of K tiny pictures, and average it to a patch.
+
+    The result is float32 (K, channels, patch_side, patch_side).
 
     Args:
         pictures: (K, channels, side, side).
@@ -264,7 +271,10 @@ def patches(pictures: Pixels, averages: Floats, window: Places | None = None) ->
 
 
 def mirrored_where(pictures: Floats, is_mirrored: Flags) -> Floats:
-    """Return ``pictures`` (K, ..., side, side), mirrored left to right where ``is_mirrored`` (K,) is true."""
+    """Mirror some of K pictures left to right; return all pictures, (K, ..., side, side).
+
+    Picture k is mirrored if ``is_mirrored[k]`` is true, and else unchanged.
+    """
     is_mirrored = is_mirrored.reshape(-1, *[1] * (pictures.ndim - 1))
     return np.where(is_mirrored, pictures[..., ::-1], pictures)
 
@@ -296,7 +306,7 @@ _COLOUR_PLACES = span_averages(LOOK_COLOUR_SIDE, 5)
 
 
 class SameFootage:
-    """Decide whether pairs of videos show the same footage, by the looks (tiny pictures) of their frames.
+    """A test whether two videos show the same footage, by the looks (tiny pictures) of their frames.
 
     Args:
         looks: looks of N videos with T frames each, uint8 (N, T, 216).
@@ -310,7 +320,8 @@ class SameFootage:
     def agree(self, candidates: Places, view: TimeView, is_near: Flags) -> Flags:
         """Return for each of K pairs of videos whether the first video shows a window of the second, bool (K,).
 
-        Luma, hue and the change from frame to frame must all be similar.
+        A window is the whole picture, or a part of it as a crop leaves it. Luma, hue and the change from frame to frame
+        must all be similar.
 
         Args:
             candidates: (4, K), with four rows: the index in ``looks`` of the first video, the index of the second
@@ -366,10 +377,10 @@ def _ratio(part: Grid, whole: Grid) -> Grid:
 
 
 def _share_off_median(luma: Floats, is_near: Flags) -> Grid:
-    """Return how much of the picture is not plain, for each of K videos: a share from 0 (one flat area) to 1, (K,).
+    """Return for each of K videos the share of the picture that is not plain, 0 (one flat area) to 1, (K,).
 
-    It is the share of cells (pixels of a tiny picture) that differ from the median luma of their frame by more than 8
-    grey levels, as a mean over frames. Plain videos must agree more closely (``SameFootage.agree``).
+    The value is the share of cells (pixels of a tiny picture) that differ from the median luma of their frame by more
+    than 8 grey levels, as a mean over frames. Plain videos must agree more closely (``SameFootage.agree``).
 
     Args:
         luma: luma of K videos with T frames each, (K, T, 1, side, side).
@@ -415,7 +426,7 @@ def _strength(colours: Floats) -> Floats:
 
 
 def _motion_alike(pairs: Sequence[Sequence[Floats]], used: Floats) -> Grid:
-    """Return how similarly the two videos of each of K pairs change over time in luma and colour, (K,).
+    """Return for each of K pairs of videos how similarly the two change over time in luma and colour, (K,).
 
     The mean over time is subtracted from the frames of each video. The result is the correlation of what remains, -1 to
     1. It is 1 if neither video moves.

@@ -1,1 +1,1 @@
-"""The generated sample corpora of the three tasks."""
+"""Generators of the sample corpora for the tasks video, image and video_text; no data is downloaded."""

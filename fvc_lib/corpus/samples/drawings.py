@@ -93,7 +93,10 @@ _AMOUNTS = {
 
 @dataclass(frozen=True)
 class Dish:
-    """A dish: what lies on its plate in all its photographs, and which facts the manifest states about it."""
+    """Description of a dish: the food on its plate, and the facts that the manifest states about it.
+
+    All photographs of the dish show the same plate.
+    """
 
     name: str  # seeds everything else about the pictures of the dish
     food: str  # a key of ``FOODS``
@@ -155,10 +158,10 @@ def _draw(dish: Dish, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
 
 
 def _scattered(count: int, rng: np.random.Generator) -> list[tuple[float, float, float]]:
-    """Return the places (x, y, angle) of ``count`` pieces on the plate.
+    """Return the positions (x, y, angle) of ``count`` pieces of food on the plate.
 
-    x and y are from the middle of the plate, in radii of the plate; the angle is in radians. Every piece is in a
-    different sector of the plate, so that pieces hardly touch.
+    x and y are measured from the middle of the plate, in radii of the plate. The angle is the rotation of the piece in
+    radians. Every piece is in a different sector of the plate, so that pieces hardly touch.
     """
     first, places = rng.uniform(0, 2 * math.pi), []
     for number in range(count):
@@ -187,9 +190,10 @@ def _turned(x: Plane, y: Plane, angle: float) -> tuple[Plane, Plane]:
 
 
 def _grain(x: Plane, y: Plane, rng: np.random.Generator) -> Plane:
-    """Return the pattern of the table below the plate, boards or checks, as a factor of brightness per pixel, (H, W).
+    """Return the pattern of the table under the plate, (H, W): a factor of brightness for each pixel.
 
-    ``x`` and ``y`` are the coordinates of the pixels, (H, W), in radii of the plate. ``rng`` decides the pattern.
+    The pattern consists of boards (stripes) or checks; ``rng`` decides which. ``x`` and ``y`` are the coordinates of
+    the pixels, (H, W), in radii of the plate.
     """
     period, strength = rng.uniform((0.2, 0.05), (0.5, 0.18)).tolist()
     boards = np.abs((x / period) % 1 - 0.5) > 0.25
@@ -208,7 +212,10 @@ def _paint(canvas: Plane, distance: Plane, colour: npt.ArrayLike, blur: np.float
 
 
 def plan_dishes() -> tuple[Dish, ...]:
-    """Return all dishes in the order of their names; the result is the same on every call."""
+    """Return all dishes of the sample corpus in the order of their names, with the facts that the manifest states.
+
+    The result is the same on every call.
+    """
     foods, dishes = [food for food in FOODS for _ in range(DISHES_PER_FOOD)], list[Dish]()
     for number, place in enumerate(generator_for("dishes", CORPUS_VERSION).permutation(len(foods))):
         name, food = f"dish_{number:03d}", foods[place]
@@ -224,9 +231,10 @@ def plan_dishes() -> tuple[Dish, ...]:
 
 
 def generate_sample_dishes(folder: AnyPath, *, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Write the missing files of the sample corpus of dishes to ``folder``; see ``footage.generate``.
+    """Write the missing files of the sample corpus of dishes to ``folder``: photographs and a manifest.
 
-    Equal versions of this code, numpy and Pillow write equal bytes.
+    Existing files of the same version of the corpus are not changed. Equal versions of this code, numpy and Pillow
+    write equal bytes. ``progress`` is called with (files done, files in all).
 
     Returns:
         The path of ``manifest.csv``: columns path, class, group and ``TARGETS``. Empty cells are unknown values.
@@ -308,13 +316,16 @@ class Drawing:
 
 
 def make_clip(drawing: Drawing) -> bytes:
-    """Return the bytes of the video file of ``drawing``."""
+    """Draw and encode the clip that ``drawing`` describes; return the bytes of the video file."""
     frames = draw(drawing)
     return encode_frames(frames, drawing.encoding, drawing.encoding.bits_per_second(frames))
 
 
 def draw(drawing: Drawing) -> Planes:
-    """Return the T frames of ``drawing``, planar yuv420p in video range, uint8 (T, 3*H/2, W)."""
+    """Draw the T frames of a clip: a coloured shape that moves over a ground.
+
+    The result is planar yuv420p in video range, uint8 (T, 3*H/2, W).
+    """
     rng = generator_for("caption drawing", drawing.name)
     ground, thing = _levels(GROUNDS[drawing.ground]), _levels(COLOURS[drawing.colour])
     shade = texture(rng, CLIP_PIXELS, CLIP_PIXELS, (32, 16, 16, 7), 26.0)
@@ -332,15 +343,15 @@ def draw(drawing: Drawing) -> Planes:
 
 
 def _path(rng: np.random.Generator, direction: tuple[int, int], radius: float) -> npt.NDArray[np.float64]:
-    """Return the centre (row, column) of the moving thing in each of T frames, (T, 2), in pixels.
+    """Return the centre (row, column) of the moving shape in each of T frames, (T, 2), in pixels.
 
-    The thing moves straight at constant speed and stays inside the picture. Its start is drawn at random, so that a
+    The shape moves straight at constant speed and stays inside the picture. Its start is drawn at random, so that a
     single frame does not reveal the direction.
 
     Args:
         rng: decides start and length of the path.
         direction: signs of the motion (down, right), such as (0, -1) for left.
-        radius: radius of the thing in pixels.
+        radius: radius of the shape in pixels.
     """
     low, high = radius + 1, CLIP_PIXELS - radius - 1
     length = rng.uniform(0.6, 0.85) * (high - low)
@@ -366,7 +377,10 @@ seen in each. Use it to see that the pipeline runs and reports honestly. Results
 
 
 def plan_clips() -> tuple[Drawing, ...]:
-    """Return the descriptions of all clips in the order of their names; the result is the same on every call."""
+    """Return the descriptions of all clips with captions in the sample corpus, in the order of their names.
+
+    Each part (train, validation, test) gets different captions. The result is the same on every call.
+    """
     combinations = list(product(COLOURS, SHAPES, MOTIONS, GROUNDS))
     dealt = [combinations[i] for i in generator_for("captions", CORPUS_VERSION).permutation(len(combinations))]
     shown: list[tuple[str, ...]] = []
@@ -378,9 +392,10 @@ def plan_clips() -> tuple[Drawing, ...]:
 
 
 def generate_sample_captions(folder: AnyPath, *, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Write the missing files of the sample corpus of clips with captions to ``folder``; see ``footage.generate``.
+    """Write the missing files of the sample corpus of clips with captions to ``folder``: videos and a manifest.
 
-    Equal versions of this code, numpy and PyAV write equal bytes.
+    Existing files of the same version of the corpus are not changed. Equal versions of this code, numpy and PyAV write
+    equal bytes. ``progress`` is called with (files done, files in all).
 
     Returns:
         The path of ``manifest.csv``: columns path, text, split (train, validation, test), group.

@@ -47,7 +47,7 @@ class Camera:
 
 @dataclass(frozen=True)
 class Shot:
-    """Description of footage to render; equal descriptions give equal bytes."""
+    """Description of a shot, which is one piece of synthetic footage; equal descriptions give equal bytes."""
 
     name: str  # seeds the place, the moving things and the path of the camera
     width: int
@@ -76,9 +76,10 @@ def draw_camera(name: str) -> Camera:
 
 
 def render_shot(shot: Shot) -> Planes:
-    """Return the T frames of ``shot``, planar yuv420p in video range, uint8 (T, 3*H/2, W).
+    """Render the T frames of ``shot``: moving patches before a background, filmed by a shaking camera with noise.
 
-    The height H and the width W of a shot must be multiples of 4.
+    The result is planar yuv420p in video range, uint8 (T, 3*H/2, W).
+    The height H and the width W must be multiples of 4.
     """
     rng = generator_for("shot", shot.name)
     height = shot.height
@@ -183,9 +184,10 @@ class _Thing:
         self.pause_from = rng.uniform(0.2, 1.5)  # time in shots at which the thing rests for a quarter of the shot
 
     def paste(self, luma: Plane, chroma: Plane, share: float) -> None:
-        """Draw the thing into luma (H, W) and chroma (2, H/2, W/2), in place, clipped at the borders.
+        """Draw the patch into one frame: into ``luma`` (H, W) and ``chroma`` (2, H/2, W/2), which are changed in place.
 
-        ``share`` is the time in the shot, from 0 (first frame) to 1 (last frame).
+        Parts outside the frame are cut off. ``share`` is the time in the shot, from 0 (first frame) to 1 (last frame);
+        it decides the position of the patch.
         """
         after_pause = max(0.0, share - self.pause_from - 0.25)
         moved = min(share, self.pause_from) + after_pause
@@ -209,10 +211,10 @@ class _Thing:
 
 
 def _draw_place(rng: np.random.Generator, shot: Shot) -> tuple[Plane, Plane]:
-    """Return (luma, chroma) of the place that a shot films, float32 (H, W) and (2, H/2, W/2).
+    """Draw the still background that a shot films; return (luma, chroma), float32 (H, W) and (2, H/2, W/2).
 
-    The place is larger than the frames by ``MARGIN_PIXELS`` on every side. It has two pixels per pixel of a frame in
-    both directions, so that the camera can move by half pixels. Chroma values are positive and negative.
+    The background is larger than the frames by ``MARGIN_PIXELS`` on every side. It has two pixels per pixel of a frame
+    in both directions, so that the camera can move by half pixels. Chroma values are positive and negative.
     """
     height = 2 * (shot.height + 2 * MARGIN_PIXELS)
     width = 2 * (shot.width + 2 * MARGIN_PIXELS)
@@ -235,9 +237,10 @@ def _draw_place(rng: np.random.Generator, shot: Shot) -> tuple[Plane, Plane]:
 
 
 def _camera_path(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.int64]:
-    """Return for each of T frames the offset (down, right) of the view from the place's upper left corner.
+    """Return the position of the camera in each of T frames, int64 (T, 2), in half pixels.
 
-    The result is int64 (T, 2), in half pixels. The offsets are the sum of a slow pan and smoothed random shake.
+    A position is the distance (down, right) of the frame's upper left corner from that of the filmed background. It is
+    the sum of a slow pan and smoothed random shake.
     """
     steps = rng.normal(0, shot.camera.shake_pixels, (shot.num_frames + 4, 2))
     shake = (steps[:-4] + 2 * steps[1:-3] + 3 * steps[2:-2] + 2 * steps[3:-1] + steps[4:]) / 4
@@ -250,9 +253,10 @@ def _camera_path(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.int64]:
 
 
 def _exposure(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.float32]:
-    """Return the factor of brightness of each frame, float32 (T,).
+    """Return for each of T frames the factor by which its brightness is multiplied, float32 (T,).
 
-    It drifts slowly. In 30% of the shots it also steps up or down, as if a lamp was switched.
+    The factor drifts slowly over the shot. In 30% of the shots it also changes within an eighth of the shot, as if a
+    lamp was switched.
     """
     drift = 1.0 + shot.camera.exposure_drift * np.linspace(-0.5, 0.5, shot.num_frames)
     if rng.random() < 0.3:

@@ -65,7 +65,7 @@ def region_masks(rng: np.random.Generator, num_frames: int, height: int, width: 
 def splice_region(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
     """Return ``base`` (T, 3*H/2, W) with a moving region replaced by the same region of ``donor``.
 
-    ``rng`` decides the region. The two have different camera noise.
+    ``rng`` decides the region. Its camera noise differs from that of the rest of the frame.
     """
     forged = base.copy()
     masks = region_masks(rng, *_size(base))
@@ -197,7 +197,10 @@ class EventPlan:
 
 
 def plan_events() -> tuple[EventPlan, ...]:
-    """Return all events of the corpus in the order of their names; the result is the same on every call."""
+    """Return the plans of all events of the sample corpus in the order of their names.
+
+    An event is an original clip with its near-duplicates. The result is the same on every call.
+    """
     drafts = []
     for label in ("real", "fake"):
         manipulations = _deal(tuple(MANIPULATIONS), label, "manipulation")
@@ -230,10 +233,10 @@ def _event(name: str, first_clip: int, label: str, number: int, manipulation: st
 
 
 def _deal(cards: Sequence[Any], *seed: str) -> list[Any]:
-    """Return one of ``cards`` for each event of one label, in random order; every card occurs about equally often.
+    """Choose one of the values ``cards`` for each event of a label; return them as a list in random order.
 
-    There are ``EVENTS_PER_LABEL`` real events and as many fake ones. An event is an original clip with its
-    near-duplicates. ``seed`` decides the order.
+    Every value is chosen about equally often. An event is an original clip with its near-duplicates. There are
+    ``EVENTS_PER_LABEL`` real events and as many fake ones. ``seed`` decides the order.
     """
     order = generator_for("deal", DESIGN_SEED, *seed).permutation(EVENTS_PER_LABEL)
     return [cards[place % len(cards)] for place in order]
@@ -249,9 +252,10 @@ Use it to see that the pipeline runs and reports honestly. Results on it say not
 
 
 def generate_sample_corpus(folder: AnyPath, *, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Write the missing files of the sample corpus to ``folder``; see ``footage.generate``.
+    """Write the missing files of the sample corpus to ``folder``: synthetic real and fake clips, and a manifest.
 
-    Equal versions of this code, numpy and PyAV write equal bytes.
+    Existing files of the same version of the corpus are not changed. Equal versions of this code, numpy and PyAV write
+    equal bytes. ``progress`` is called with (files done, files in all).
 
     Returns:
         The path of ``manifest.csv``; for its columns see ``manifest_of``.
@@ -263,9 +267,9 @@ def generate_sample_corpus(folder: AnyPath, *, progress: Callable[[int, int], No
 
 
 def generate_new_videos(folder: Path) -> None:
-    """Write one real and one fake video to ``folder`` if they are missing: new ones, on which to try ``fvc predict``.
+    """Write one real and one fake video to ``folder``, on which the command ``fvc predict`` can be tried.
 
-    They are made as those of the sample corpus, but are of other events.
+    The videos are generated like the clips of the sample corpus, but show other events. Existing files are not changed.
     """
     for label, manipulation in (("real", None), ("fake", "region_splice")):
         event = _event(f"new_{label}", 0, label, EVENTS_PER_LABEL, manipulation, 0)
@@ -276,7 +280,11 @@ def generate_new_videos(folder: Path) -> None:
 
 
 def make_event(event: EventPlan) -> list[bytes]:
-    """Return the bytes of the files of ``event.clips``, in the order of these clips."""
+    """Generate the video files of an event; return their bytes, in the order of ``event.clips``.
+
+    The first file is the original: rendered footage, manipulated if the event is fake. The others are near-duplicates
+    of this file.
+    """
     footage = film(event, "base", _camera(event))
     if event.manipulation is not None:
         manipulation, donor = MANIPULATIONS[event.manipulation], footage
@@ -294,7 +302,9 @@ def make_event(event: EventPlan) -> list[bytes]:
 
 
 def film(event: EventPlan, role: str, camera: Camera) -> Planes:
-    """Render a shot, encode and decode it as a recording device would, and return its frames, uint8 (T, 3*H/2, W).
+    """Render footage with the traces of a recording device, and return its frames, uint8 (T, 3*H/2, W).
+
+    The rendered frames are encoded and decoded once, so they have the compression traces of a filmed video.
 
     Args:
         event: states size, length and frame rate of the shot.
@@ -368,10 +378,10 @@ def _vary(frames: Planes, variant: str, seed: str) -> Planes:
 
 
 def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Return the path of the run's corpus: ``config.corpus``, or the sample corpus in ``data_dir`` if that is empty.
+    """Return the path of the run's corpus: ``config.corpus`` if it is set, else the sample corpus.
 
-    Missing files of the sample corpus are written, and next to it those of ``generate_new_videos``. ``progress`` is
-    called with (clips done, number of all clips).
+    The sample corpus is in the folder ``config.data_dir``. Its missing files are written first, and two new videos for
+    ``fvc predict`` next to it. ``progress`` is called with (clips done, number of all clips).
     """
     if config.corpus:
         return Path(config.corpus)
@@ -383,8 +393,8 @@ def names_of_corpora(config: RunConfig) -> list[str]:
     """Return the names of the run's corpora, without generating or writing anything.
 
     Raises:
-        UsageError: see ``read_corpora``.
-        DataError: see ``read_corpora``.
+        UsageError: a corpus cannot be read, is given twice or lies within another one.
+        DataError: a corpus has no usable label, or is a published corpus that was not unpacked completely.
     """
     given = [each for each in (config.corpus, *config.more_corpora) if each]
     if not given:
@@ -395,14 +405,14 @@ def names_of_corpora(config: RunConfig) -> list[str]:
 
 
 def run_listing(config: RunConfig) -> Listing:
-    """Return the listing of the run's corpora; missing files of the sample corpus are written.
+    """Return the listing of the run's corpora: their usable and rejected files, with labels.
 
-    Paths in the run's index are relative to the ``root`` of the listing. For several corpora, this is a folder with
-    links to the corpora.
+    If the run uses the sample corpus, its missing files are written first. Paths in the run's index are relative to the
+    ``root`` of the listing. For several corpora, this is a folder with links to the corpora.
 
     Raises:
-        UsageError: see ``read_corpora``.
-        DataError: see ``read_corpora``.
+        UsageError: a corpus cannot be read, is given twice or lies within another one.
+        DataError: a corpus has no usable label, or is a published corpus that was not unpacked completely.
     """
     return read_corpora(
         [run_corpus(config), *config.more_corpora],

@@ -112,10 +112,11 @@ def read_faceforensics(folder: Path) -> Listing:
     """List the videos of FaceForensics++ and DFD.
 
     The lists of the official split and ``conversion_dict.json`` may lie in ``folder``, in ``splits/`` or in
-    ``dataset/``, as in the authors' repository. A note says if they are missing.
+    ``dataset/``, as in the authors' repository. If all of them are missing, the videos are listed without a split, and
+    a note says so.
 
     Raises:
-        DataError: some of the three lists are missing, or a list is damaged.
+        DataError: only one or two of the three lists exist, or a list is damaged.
     """
     youtube = _youtube_groups(folder)
     parts = official_parts(folder, _sequences_in, "splits/{}.json", "dataset/splits/{}.json", "{}.json")
@@ -130,7 +131,11 @@ def read_faceforensics(folder: Path) -> Listing:
 
 
 def _sequences_in(text: str) -> list[str]:
-    """Return the sequences in a list of FaceForensics++; some copies of it hold 3 or "3" in place of "003"."""
+    """Return the names of the sequences in a list of FaceForensics++, with three digits each, such as ``003``.
+
+    ``text`` is the content of the list: JSON with pairs of sequences. Some copies of it hold 3 or "3" in place of
+    "003".
+    """
     return [str(name).zfill(3) for one, other in json.loads(text) for name in (one, other)]
 
 
@@ -149,7 +154,10 @@ def _youtube_groups(folder: Path) -> dict[str, str]:
 
 
 def _files_in(text: str) -> list[str]:
-    """Return the file names in a list of DeeperForensics, whose lines may begin with the folder of the variant."""
+    """Return the file names in a list of DeeperForensics, without folders.
+
+    ``text`` is the content of the list. Its lines may begin with a folder, the variant of the fake.
+    """
     return [line.strip().rsplit("/", 1)[-1] for line in text.splitlines()]
 
 
@@ -213,7 +221,10 @@ def read_celeb_df(folder: Path) -> Listing:
 
 
 def _tested_in(text: str) -> list[str]:
-    """Return the paths in the list of Celeb-DF, whose lines are such as ``1 YouTube-real/00170.mp4``."""
+    """Return the paths of the test videos in the list of Celeb-DF.
+
+    ``text`` is the content of the list, with lines such as ``1 YouTube-real/00170.mp4`` (label and path).
+    """
     return [path_to_text(path) for _, path in map(str.split, filter(str.strip, text.splitlines()))]
 
 
@@ -240,9 +251,10 @@ def read_dfdc(folder: Path) -> Listing:
 
 
 def _dfdc_tables(folder: Path) -> list[Path]:
-    """Return the path of each part's file of labels, which may be missing.
+    """Return for each part of DFDC the path of its file of labels, ``metadata.json`` or ``labels.csv``.
 
-    Parts are ``folder`` itself and folders at most two levels below it.
+    A part is a folder such as ``dfdc_train_part_3`` or ``test``. ``folder`` itself and the folders at most two levels
+    below it are searched for parts. The file of labels may be missing in a part.
     """
     tops = [folder, *sorted(folder.glob("*/")), *sorted(folder.glob("*/*/"))]
     parts = [top for top in tops if (top.name == "test" or _PART.fullmatch(top.name)) and any(top.glob("*.mp4"))]
@@ -283,9 +295,9 @@ def _dfdc_rows(path: Path, text: str) -> dict[str, dict[str, Any]]:
 
 
 def _has_labels(path: Path) -> bool:
-    """Return whether the JSON file ``path`` begins with a file name and its label, real or fake, as files of DFDC do.
+    """Return whether the JSON file ``path`` begins like a file of labels of DFDC: with a file name and its label.
 
-    This distinguishes DFDC from other corpora with files of the same name.
+    This distinguishes DFDC from other corpora with JSON files of the same name. A missing file gives False.
     """
     return path.is_file() and _LABELLED.match(path.read_bytes()[:4096]) is not None
 
@@ -365,7 +377,10 @@ WILDDEEPFAKE = PathRules(
 
 
 def read_wilddeepfake(folder: Path) -> Listing:
-    """List the videos of WildDeepfake, which are folders of pictures; the top folder states the official part."""
+    """List the videos of WildDeepfake; a video is a folder of pictures, which are its frames.
+
+    The name of the top folder, such as ``real_train``, states the label and the official part.
+    """
     top = first_of(folder, _OUTER) or folder
     notes = ["Archives are taken for groups, because nothing says which sequences are of one video."]
     return read_published(top, "wilddeepfake", _WILD_FOLDERS, WILDDEEPFAKE.describe, notes, pictures=True, parts=PARTS)
@@ -399,7 +414,15 @@ def read_deepfakebench(path: Path) -> Listing:
 
 
 def _frame_lists(node: Mapping[str, Any], part: str | None) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
-    """Yield (part, video) for the videos of a list: train, validation or test, and the video's label and frames."""
+    """Yield (part, video) for every video in a list of DeepfakeBench, which is nested JSON.
+
+    ``part`` of a result is train, validation, test or None. ``video`` is the mapping with the video's ``label`` and the
+    paths of its ``frames``.
+
+    Args:
+        node: the list, or a mapping nested in it.
+        part: part that the outer mappings state, or None.
+    """
     for name, inner in node.items():
         inner_part = PARTS.get(name, part)
         if "frames" in inner:
@@ -409,9 +432,14 @@ def _frame_lists(node: Mapping[str, Any], part: str | None) -> Iterator[tuple[st
 
 
 def _frames_entry(video: Mapping[str, Any], part: str | None) -> Entry:
-    """Return the entry of a video of a list of DeepfakeBench; its label in the list is such as ``FF-DF``.
+    """Return the ``Entry`` (path, label, leakage groups, part) of a video in a list of DeepfakeBench.
 
-    Its groups are those that FaceForensics++, DFD, Celeb-DF or DFDC give to a file of that name.
+    The frames come from FaceForensics++, DFD, Celeb-DF, DFDC or other corpora. For these four, the leakage groups are
+    read from the names of files and folders, as in the original corpus.
+
+    Args:
+        video: the video's ``label``, such as ``FF-DF``, and the paths of its ``frames``.
+        part: official part: train, validation, test or None.
     """
     word = video["label"]
     label = stated_label(word) or ""

@@ -118,15 +118,15 @@ _PATHS = ("path", "video_path")
 def read_manifest(manifest: Path) -> Listing:
     """List the videos of a manifest with the columns ``path`` (or ``video_path``) and ``label``.
 
-    ``Reading.columns`` says which columns these are in a table with other headers.
+    If the file has other column names, the user's option ``columns`` says which they are (``Reading.columns``).
 
     Optional columns are ``group`` (or ``group_id``), ``case``, ``manipulation``, ``platform``, ``generator``,
     ``real_source`` (or ``source``) and the official ``split`` (or ``part``). Every other column is stored as an
     attribute; reports also list results for each value of an attribute. Case and surrounding space of labels are
     ignored. Rows with labels other than real and fake are rejected.
 
-    Videos with the same ``case`` show one event and get one more score together. They are of one leakage group,
-    whatever groups they state, because a split must not divide them.
+    Videos with the same ``case`` show the same event, and the case gets a score of its own. All videos of a case are in
+    the same leakage group (even if they state different groups), because a split must not divide them.
 
     A row may name a folder of pictures, which are the frames of a video. Rows that name single pictures in the same
     folder are joined to one row for their video (``label_table.join_frames``).
@@ -262,9 +262,9 @@ def parse_video_url(url: str) -> tuple[str, str] | None:
 def read_fvc2018(folder: Path) -> Listing:
     """List a folder with ``FVC.csv``, ``FVC_dup.csv`` and ``videos/<platform id>.*``.
 
-    Labels are those of the tables, even for the 74 rows that are labelled real in fake cascades. Rows that are labelled
-    uncertain, debunked or parody, and rows whose video is missing, are rejected. But all rows, rejected or not, show
-    which cascades share a video.
+    A cascade is a seed video with its near-duplicates, and a leakage group. Labels are taken from the tables, even for
+    the 74 rows that are labelled real in fake cascades. Rows that are labelled uncertain, debunked or parody are
+    rejected, and so are rows whose video is missing. Rejected rows still show which cascades share a video.
 
     Raises:
         UsageError: a table is missing or unreadable, or lacks a column ``cascade_id``, ``video_url`` or ``label``.

@@ -65,7 +65,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class PathRules:
-    """The rules for the paths of a corpus.
+    """The rules that derive facts of a corpus's videos (label, groups, generator, ...) from the paths of their files.
 
     Attributes:
         wanted: examples of valid paths, for the text of a refusal.
@@ -213,9 +213,10 @@ def holds(*names: str) -> Callable[[Path], bool]:
 
 @contextmanager
 def annotations(path: Path) -> Iterator[str]:
-    """Return a context that yields the text of the file ``path``, a list that belongs to a corpus.
+    """Return a context manager that yields the text of the file ``path``, a list that belongs to a corpus.
 
-    Bytes that are not UTF-8 become surrogate escapes.
+    Errors that occur while the text is read or used are turned into ``DataError``. Bytes that are not UTF-8 become
+    surrogate escapes.
 
     Raises:
         DataError: the list cannot be read, or the code inside the context raises an error such as ``ValueError`` or
@@ -230,8 +231,9 @@ def annotations(path: Path) -> Iterator[str]:
 def official_parts(folder: Path, names_in: Callable[[str], Iterable[str]], *patterns: str) -> dict[str, str]:
     """Map the name of each video in the three lists of an official split to its part: train, validation or test.
 
-    The first of ``patterns`` for which at least one list exists is used. The result is empty if there is no list. Of a
-    video in several lists the last part counts. A pattern without ``{}`` names a list of the test part alone.
+    The lists are searched by ``patterns``. The first pattern for which at least one list exists is used. The result is
+    empty if there is no list. If a video is in several lists, test counts before validation, and validation before
+    train. A pattern without ``{}`` names a list of the test part alone.
 
     Args:
         folder: folder of the corpus.
@@ -260,7 +262,7 @@ def read_lines(path: AnyPath) -> list[str]:
 
 
 def listed_but_absent(root: Path, source: str, names: Iterable[str]) -> list[str]:
-    """Return a list with a sentence on the missing videos; an empty list if none is missing.
+    """Return a list of one sentence that counts the listed videos without a file; an empty list if none is missing.
 
     Args:
         root: folder of the corpus.
@@ -327,7 +329,11 @@ AIGVDBENCH = PathRules(
 
 
 def read_genvideo(folder: Path) -> Listing:
-    """List the videos of GenVideo in ``Real/`` and ``Fake/GENERATOR/``, of ``folder`` and of its direct subfolders."""
+    """List the videos of GenVideo.
+
+    The folders ``Real`` (real videos) and ``Fake/GENERATOR`` (fakes) are searched in ``folder`` and in its direct
+    subfolders. Videos in ``GenVideo-Val`` are the official test part.
+    """
     tops = ["", *(f"{name}/" for name in folders_in(folder) if name not in ("Real", "Fake"))]
     other = "test" if folder.name == _VALIDATION else "train" if f"{_VALIDATION}/" in tops else None
     walked = [f"{top}{name}" for top in tops for name in ("Real", "Fake")]
@@ -343,7 +349,10 @@ def read_genvidbench(folder: Path) -> Listing:
 
 
 def _clips_in(text: str) -> list[str]:
-    """Return the names of the clips in a list of AIGVDBench, without extension."""
+    """Return the names of the clips in a list of AIGVDBench, without folder and extension.
+
+    ``text`` is the content of the list: one JSON object per line, with the name in ``Video_id``.
+    """
     names = [json.loads(line)["Video_id"] for line in text.splitlines() if line.strip()]
     return [name.rsplit("/", 1)[-1].removesuffix(".mp4") for name in names]
 

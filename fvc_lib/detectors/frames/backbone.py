@@ -30,7 +30,8 @@ from fvc_lib.services.registry import BACKBONES, DETECTORS, TrunkOptions
 def build_backbone(name: str, weights: Path | None = None, size: int = 224, *, pretrained: bool = True) -> Any:
     """Build the backbone ``name`` with given, installed or random weights (drawn from torch's random state).
 
-    A backbone is a ``PictureTrunk``, or a module with its methods ``forward``, ``stages`` and ``recomputable_blocks``.
+    A backbone turns pictures into features. It is a ``PictureTrunk``, or another module with the same methods
+    ``forward``, ``stages`` and ``recomputable_blocks``.
 
     Args:
         name: a name in ``BACKBONES``, or the name of a detector with a network on single frames.
@@ -74,7 +75,7 @@ def of_classifier(network: nn.Module, options: TrunkOptions) -> PictureTrunk:
     """Turn a classifier of torchvision into a backbone that returns the pooled features, and load its weights.
 
     Raises:
-        UsageError: as ``without_class_layer``, or the weights do not fit.
+        UsageError: no class layer is found in the network, or the weights do not fit.
     """
     size = without_class_layer(network)
     loaded = load_weights(network, options.weights, licence=options.licence)

@@ -108,7 +108,11 @@ def _build(options: TrunkOptions) -> PictureTrunk:
     own = network.state_dict()
 
     def renamed(found: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Give the tensors of the package's file, which are in the order of this network, its names."""
+        """Return the tensors of the package's file under the names that this network uses.
+
+        The file has the same order of tensors as this network but other names. Tensors that already have this network's
+        names are returned unchanged.
+        """
         given = [name for name in found if not name.startswith(CLASS_LAYERS)]
         has_other_names = len(given) == len(own) and not own.keys() <= found.keys()
         names = dict(zip(given, own, strict=True)) if has_other_names else {}

@@ -1,4 +1,7 @@
-"""Any network of timm as an encoder of frames: ``timm:NAME``, and some by names of their own, such as ``xception``."""
+"""Detectors that compute features of every frame with a network of timm.
+
+The detector ``timm:NAME`` uses timm's network NAME. Some networks also have a name of their own, such as ``xception``.
+"""
 
 import sys
 from dataclasses import replace

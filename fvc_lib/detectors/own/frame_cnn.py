@@ -1,4 +1,7 @@
-"""``frame_cnn``: a small CNN on forensic maps (``stems.py``) of every frame, pooled over space and then over time."""
+"""``frame_cnn``: a small CNN on forensic maps of every frame, pooled over space and then over time.
+
+The maps show noise residuals, frame differences and colours; ``stems.py`` computes them.
+"""
 
 from itertools import pairwise
 
@@ -16,7 +19,8 @@ class FrameTrunk(nn.Module):
     different.
 
     Args:
-        widths: channels of the convolutions, at least two convolutions. The first and third halve the picture's sides.
+        widths: number of output channels of each convolution; at least two. The first and the third convolution halve
+            the sides of the maps.
         stem: computes the input maps from a clip.
     """
 

@@ -1,4 +1,7 @@
-"""``r2plus1d_small``: a small R(2+1)D on forensic maps (``stems.py``) in place of pixels."""
+"""``r2plus1d_small``: a small R(2+1)D network whose input is forensic maps in place of pixels.
+
+The maps show noise residuals, frame differences and colours; ``stems.py`` computes them.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +38,9 @@ class R2Plus1dTrunk(nn.Module):
         return tuple(self.layers)
 
     def frame_features(self, frames: Tensor) -> Tensor:
-        """Return the features of every frame, float (B, T, 2 * widths[-1]), of frames uint8 (B, T, 3, H, W).
+        """Return the features of every frame, float (B, T, 128), of frames uint8 (B, T, 3, H, W).
 
-        They are the mean and the maximum of the last feature maps over space.
+        They are the mean and the maximum over space of the last feature maps, which have 64 channels.
         """
         features = self._features(frames)
         return torch.cat([features.mean((3, 4)), features.amax((3, 4))], dim=1).transpose(1, 2)

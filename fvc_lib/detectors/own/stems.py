@@ -134,7 +134,7 @@ def pixel_maps(frames: Tensor, cell: int) -> Tensor:
 
 
 def _places(size: int, device: torch.device) -> Tensor:
-    """Return float32 (size,), the coordinates of the cells' centres, scaled to lie inside (-1, 1)."""
+    """Return the coordinates of the centres of ``size`` cells along one axis, float32 (size,), inside (-1, 1)."""
     return (torch.arange(size, device=device, dtype=torch.float32) + 0.5) * (2 / size) - 1
 
 

@@ -113,7 +113,8 @@ class Transformer(nn.Module):
     def forward(self, positions: Tensor, hidden: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         """Return the states (B, L, W) for inputs ``positions`` (B, L, W), to which position embeddings are added here.
 
-        L is at most ``num_places``. The other arguments are those of ``TransformerLayer``.
+        L is at most ``num_places``. ``hidden``, bool that broadcasts to (B, L, L), is true where a position must not
+        see another. ``memory``, float (B, K, W), are states of other positions to which layers with memory attend.
         """
         positions = positions + self.places[: positions.shape[1]]
         for layer in self.layers:
@@ -155,7 +156,7 @@ class CaptionDecoder(nn.Module):
         self.transformer = Transformer(width, heads, layers, max_tokens - 1, with_memory=True)
 
     def forward(self, tokens: Tensor, memory: Tensor) -> Tensor:
-        """Return logits (B, L, V): for every token, those of the token that follows it.
+        """Return logits (B, L, V): at every position, the logits of the next token over the vocabulary.
 
         Args:
             tokens: int64 (B, L), token ids of B texts.
@@ -226,7 +227,7 @@ SIGMOID_LOG_SCALE = math.log(10.0)  # as in SigLIP
 
 
 def positive_pairs(video_index: Tensor, text_index: Tensor) -> Tensor:
-    """Return which videos and texts of a batch belong together, bool (B, B).
+    """Return a matrix, bool (B, B), that marks the videos and texts of a batch that belong together.
 
     A sample is a pair of a video and a text; videos and texts may occur in several samples. Entry (i, j) is true if any
     sample has both the video of sample i and the text of sample j.
@@ -309,9 +310,10 @@ class VideoEncoder(nn.Module):
     A trunk on whole clips gives the transformer a single vector per clip.
 
     Args:
-        config: ``model`` names the detector, ``model_weights`` its weights; the settings of clips apply as well.
-        width: W, features of a frame in the transformer.
-        heads: its attention heads.
+        config: the run's parameters: ``model`` names the detector, ``model_weights`` its weights. The number and size
+            of frames per clip are also taken from here.
+        width: W, number of features of a frame in the transformer.
+        heads: number of attention heads of the transformer.
 
     Raises:
         UsageError: the detector has no trunk, or the weights do not fit.
@@ -351,7 +353,10 @@ class TextEncoder(nn.Module):
 
 
 class JointSpace(nn.Module):
-    """Maps videos and texts to vectors in a common space: a text encoder, two projections, and a similarity scale."""
+    """A network that maps videos and texts to unit vectors in a common space, where they can be compared.
+
+    It consists of a text encoder, a linear projection for videos and one for texts, and a scale for similarities.
+    """
 
     def __init__(self, config: RunConfig, vocabulary_size: int, width: int, heads: int, layers: int) -> None:
         super().__init__()

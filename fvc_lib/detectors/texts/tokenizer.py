@@ -1,8 +1,8 @@
 """Texts as token ids: byte-pair encoding of UTF-8 bytes, learned from the training texts.
 
 The method is that of R. Sennrich et al., "Neural machine translation of rare words with subword units" (ACL 2016), on
-bytes as in GPT-2. So any text has tokens and is decoded unchanged. The marks (padding, beginning, end, mask) have ids
-but no spelling: ``<end>`` in a caption is encoded as letters and brackets.
+bytes as in GPT-2. So any text can be encoded, and is decoded unchanged. The four special tokens (padding, beginning,
+end, mask) have ids but do not stand for any text: ``<end>`` in a caption is encoded as letters and brackets.
 """
 
 import os
@@ -27,7 +27,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 class TextTokenizer:
     """A learned vocabulary of byte-pair tokens.
 
-    Ids are 0 to ``vocabulary_size - 1``: four marks, then the bytes, then sequences of bytes that were merged.
+    Ids are 0 to ``vocabulary_size - 1``. First come four special tokens (padding, beginning, end, mask), then the 256
+    bytes, then the merged sequences of bytes.
     """
 
     def __init__(self, byte_pairs: Any) -> None:
@@ -35,7 +36,7 @@ class TextTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocabulary_size: int) -> "TextTokenizer":
-        """Learn a vocabulary of at most ``vocabulary_size`` tokens, marks included.
+        """Learn a vocabulary of at most ``vocabulary_size`` tokens from ``texts``, including the four special tokens.
 
         The order of ``texts`` does not matter. Pairs of tokens that occur only once are not merged, because this would
         only memorise texts. ``vocabulary_size`` must be at least ``SMALLEST_VOCABULARY``.
@@ -56,7 +57,7 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "TextTokenizer":
-        """Load the tokenizer that ``save`` wrote.
+        """Load a tokenizer from the JSON file ``path``, which ``save`` wrote.
 
         Raises:
             DataError: the file is missing or of another format.
@@ -70,7 +71,7 @@ class TextTokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        """Return the number of token ids, marks included."""
+        """Return the number of token ids, including the four special tokens (padding, beginning, end, mask)."""
         return NUM_MARKS + int(self._byte_pairs.get_vocab_size())
 
     @property
@@ -91,13 +92,13 @@ class TextTokenizer:
         return ids
 
     def num_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of token ids of every text if it is not cut, with the marks of beginning and end."""
+        """Return the number of tokens of every uncut text, including the special tokens of beginning and end."""
         return [len(self._tokens(text)) + 2 for text in texts]
 
     def decode(self, ids: Tensor | Sequence[int]) -> str:
         """Return the text of token ids (L,) up to the first ``END``.
 
-        Other marks are skipped; invalid UTF-8 becomes U+FFFD.
+        Other special tokens, such as padding, are skipped. Invalid UTF-8 becomes U+FFFD.
         """
         numbers = takewhile(lambda number: number != END, map(int, ids))
         tokens = [number - NUM_MARKS for number in numbers if number >= NUM_MARKS]

@@ -23,7 +23,10 @@ TOKENS, THERE = "encoder_tokens", "encoder_there"  # names of tensors in a batch
 
 
 def encoder_folder(config: RunConfig) -> str:
-    """Return the folder of the text encoder from the transformers library; empty where FVC's encoder is used."""
+    """Return the folder of the pretrained text encoder of the transformers package; an empty text if none is used.
+
+    None is used if the run has no contrastive loss, or if it uses FVC's own text encoder.
+    """
     return config.text_encoder if config.contrastive_weight and config.text_encoder != OWN else ""
 
 

@@ -1,1 +1,1 @@
-"""Run the stages of a run: the runner, an open notebook's session, status and locks, and the run's record."""
+"""Execute the stages of one run in Jupyter kernels, lock the run meanwhile, and write its status and its record."""

@@ -38,9 +38,10 @@ def on_gpu(config: RunConfig) -> bool:
 
 
 def training_gpus(config: RunConfig) -> list[str]:
-    """Return the names of the GPUs that the trainings of a run with ``config`` share, as in ``visible_gpus``.
+    """Return the names of the GPUs that the trainings of a run with ``config`` share.
 
-    The list is empty if the trainings use no GPU. Models on precomputed features use none.
+    A name is a number such as ``0``, or another name that CUDA_VISIBLE_DEVICES has for a GPU. The list is empty if the
+    trainings use no GPU. Models on precomputed features use none.
     """
     return visible_gpus() if on_gpu(config) and not config.of_features else []
 
@@ -58,10 +59,10 @@ def visible_gpus() -> list[str]:
 
 
 def most_of_ranks_at_once(config: RunConfig) -> int | None:
-    """Return the largest number of trainings at once for which no two ranks share a GPU; None: no limit.
+    """Return how many trainings may run at once so that every rank has a GPU of its own; None: no limit.
 
-    A rank is a process of a training. There is no limit if a training has one rank or uses no GPU. The number is 1 in a
-    SLURM job with several nodes, because the ranks of a training are spread over all nodes.
+    A rank is a process of a training. There is no limit if a training has one rank or uses no GPU. The number is at
+    least 1. It is 1 in a SLURM job with several nodes, because the ranks of a training are spread over all nodes.
     """
     here = training_gpus(config)
     if config.num_ranks < 2 or not here:

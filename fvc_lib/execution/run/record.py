@@ -71,7 +71,10 @@ class CodeState:
 
 
 def code_state(checkout: Path = CHECKOUT) -> CodeState:
-    """Return the state of the code in ``checkout``; an empty state if git fails or ``checkout`` is no git checkout."""
+    """Return the commit of the git checkout ``checkout``, and the changes since this commit.
+
+    If git fails, or ``checkout`` is no git checkout, the returned object has only defaults.
+    """
     # If git has started this process, git's environment variables name another repository.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
@@ -110,7 +113,7 @@ def hardware() -> dict[str, object]:
     """Return a description of this machine for ``run.json``, without loading torch.
 
     The keys are ``host``, ``machine`` (architecture), ``system``, ``processor``, ``cores``, ``omp_num_threads``,
-    ``memory_bytes``, ``memory_limit_bytes`` and ``gpus`` (models).
+    ``memory_bytes``, ``memory_limit_bytes`` and ``gpus`` (product names).
     """
     cpuinfo = Path("/proc/cpuinfo")
     of_linux = cpuinfo.read_text() if cpuinfo.exists() else ""
@@ -131,13 +134,19 @@ def hardware() -> dict[str, object]:
 
 
 def slurm_job() -> dict[str, str] | None:
-    """Return ``{property: text}`` of this process's SLURM job, such as ``job_id``; None outside a SLURM job."""
+    """Return facts about the SLURM job of this process as texts, such as its ``job_id``; None outside a SLURM job.
+
+    The keys are ``job_id``, ``array_task_id``, ``nodes`` and ``cpus_per_task``. Unknown facts are left out.
+    """
     facts = {name: os.environ[variable] for name, variable in _SLURM.items() if os.environ.get(variable)}
     return facts if "job_id" in facts else None
 
 
 def gpus() -> list[str]:
-    """Return the models of this machine's NVIDIA GPUs, such as ``NVIDIA H200``; empty if ``nvidia-smi`` fails."""
+    """Return the product names of this machine's NVIDIA GPUs, such as ``NVIDIA H200``, one per GPU.
+
+    The list is empty if the command ``nvidia-smi`` is missing or fails.
+    """
     try:  # lines such as "GPU 0: NVIDIA H200 (UUID: GPU-...)"
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_GPU_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
@@ -187,9 +196,9 @@ def bits_depend_on(attempt: Mapping[str, Any]) -> dict[str, object]:
 
 
 def run_hash(config: RunConfig, corpus: Mapping[str, str] | None = None) -> str:
-    """Return a SHA-256 of a configuration and the files of its corpora, by which equal runs are recognised.
+    """Return a SHA-256 of a configuration and of the files of its corpora. Equal runs have the same hash.
 
-    It is the same on any machine.
+    The hash does not depend on the machine.
 
     Args:
         config: the configuration.
@@ -206,7 +215,9 @@ def begin_run(
     state: RunState = "running",
     submits: bool = False,
 ) -> RunPaths:
-    """Create a run folder with the run's record, parameters and first status, and the code's changes since its commit.
+    """Create a run folder, write the first files into it, and return its paths.
+
+    The files are the run's record, its parameters, its status, and a patch with the code's changes since the commit.
 
     Args:
         config: the run's parameters.
@@ -290,9 +301,10 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits
 
 
 def record_corpus(run: RunPaths) -> None:
-    """Add a hash of the contents of the corpus's files to ``run.json``, if the run already has an index of the files.
+    """Add a hash of the contents of the corpus's files to ``run.json``.
 
-    A damaged ``run.json`` is not changed.
+    The hash is computed from the run's index (the table of these files). Nothing happens if there is no index yet, or
+    if ``run.json`` is damaged.
     """
     with contextlib.suppress(OSError, DataError), record_held(run.run_json):
         record = read_run_record(run)
@@ -302,7 +314,9 @@ def record_corpus(run: RunPaths) -> None:
 
 
 def read_run_record(run: RunPaths) -> dict[str, Any]:
-    """Return the content of ``run.json``.
+    """Read ``run.json``, the record of ``run``, check it, and return it as a dict.
+
+    The record has the run's parameters, code, package versions and hardware.
 
     Raises:
         DataError: ``run.json`` cannot be read or is damaged.

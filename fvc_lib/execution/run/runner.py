@@ -41,9 +41,10 @@ _STOPPED_CODES = (STOPPED, 130, 143)
 
 
 class Terminal:
-    """Writes permanent lines and, on a terminal, one live line per running task below them. Thread-safe.
+    """The output of a run: permanent lines and, below them, one live line per running task. Thread-safe.
 
-    Live lines are redrawn in place. They are cut to the terminal's width, so that a live line never takes two rows.
+    Live lines show progress and are redrawn in place. They are cut to the terminal's width, so that none takes two
+    rows. If the output is not a terminal, progress is printed as permanent lines, at most every 30 s.
 
     Args:
         stream: where to write; None: standard output.
@@ -59,9 +60,9 @@ class Terminal:
         self._last_plain = time.monotonic()
 
     def line(self, text: str, *, expected: bool = False) -> None:
-        """Write one permanent line. It replaces the live lines; the next ``show`` draws them again below it.
+        """Write ``text`` as a permanent line. The live lines disappear until the next ``show``.
 
-        A line that is ``expected``, such as the end of a stage, is left out where the terminal is quiet.
+        A quiet terminal leaves the line out if ``expected`` is True, as for the normal end of a stage.
         """
         if self._quiet and expected:
             return
@@ -69,9 +70,9 @@ class Terminal:
             self._write(f"{text}\n", 0)
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show ``lines``, one per running task, unless the terminal is quiet.
+        """Show ``lines``, one per running task. A quiet terminal shows nothing.
 
-        On a terminal they replace the live lines. Elsewhere they are printed, at most every 30 s.
+        On a terminal, ``lines`` replace the live lines. Other outputs get them as permanent lines, at most every 30 s.
         """
         if self._quiet:
             return
@@ -100,7 +101,9 @@ class Terminal:
 
 
 class Runner:
-    """Runs all tasks of a run, or some of them. Other processes cannot work on these tasks meanwhile.
+    """The executor of a run: it runs all tasks of the run, or some of them, several at once.
+
+    It locks these tasks, so that no other process works on them meanwhile.
 
     Args:
         run: the run.
@@ -276,7 +279,7 @@ class Runner:
         self._running[pool.submit(self._run_task, at_work, stage)] = at_work
 
     def _run_task(self, at_work: TaskRun, stage: StageStatus) -> StageStatus:
-        """Run a task's notebook in the calling thread, and record a success.
+        """Run a task's notebook in the calling thread. After a success, record that the task has finished.
 
         Returns:
             ``stage``, the task's status, to which the end of the task has been added.

@@ -180,7 +180,7 @@ class StageSession:
         """Check ``rows`` against the schema of a table of the run, then write them as this table.
 
         Args:
-            table: name of the table's path in ``RunPaths``, as in ``read``.
+            table: name of the table's path in ``RunPaths``, such as ``index`` or ``scores``.
             rows: the table's rows.
         """
         from fvc_lib.services.tables import write_table
@@ -189,7 +189,10 @@ class StageSession:
         write_table(rows, schema, path)
 
     def _table(self, table: str, fold: int | None) -> tuple[Path, Any]:
-        """Return the path and the schema of a table; ``table`` and ``fold`` are as in ``read``."""
+        """Return the path and the schema of the table called ``table`` in ``RunPaths``.
+
+        ``fold`` is the number of the fold, for a table that exists once per fold; None: the fold of this notebook.
+        """
         from fvc_lib.services import tables
 
         path = getattr(self.paths, table)
@@ -199,9 +202,10 @@ class StageSession:
         return path, getattr(tables, schema)
 
     def training_options(self) -> dict[str, Any]:
-        """Return the options of a training (``TrainingOptions``): its logs, its progress, and when it stops.
+        """Return the options that a training function takes (``TrainingOptions``), as a dict of keyword arguments.
 
-        ``close`` closes the log of metrics.
+        These are the metric log, the memory log, the progress callback, the number of the attempt, and the method
+        ``stop``. The metric log is opened here; the method ``close`` closes it.
         """
         path = self.paths.metrics(self.stage, self.fold)
         run_id = self.paths.run_id
@@ -210,7 +214,10 @@ class StageSession:
         return {**logs, "attempt": self.attempt, "stop": self.stop}
 
     def progress(self, what: str) -> Report:
-        """Return a callback ``(done, total, part)`` that shows this notebook's progress, as ``reporter_to``."""
+        """Return a callback ``(done, total, part)`` that shows how many units of this notebook's work are finished.
+
+        It draws a bar in a notebook that a user runs, else it writes the progress file. ``what`` names the units.
+        """
         return reporter_to(progress_path(self.paths, self.stage, self.fold), what)
 
     def stop(self) -> bool:
@@ -223,7 +230,7 @@ class StageSession:
         return self.stop_requested
 
     def check(self, claim: str, holds: bool) -> None:
-        """Print ``claim``, a sentence about the results, with a check mark if it ``holds``.
+        """Print ``claim``, a sentence about the results, with a check mark if ``holds`` is True.
 
         Raises:
             DataError: ``holds`` is false; the message has the claim.
@@ -253,9 +260,9 @@ class StageSession:
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal that asks the stage to stop.
 
-        ``stop_requested`` is set to True. A stage that calls ``stop`` reads it there, so nothing else happens. For any
-        other stage, a running cell is ended by an exception. If no cell is running, there is nothing to end yet. This
-        process then sends itself the signal again after 0.05 s, when the next cell is probably running.
+        ``stop_requested`` is set to True. If the stage has called the method ``stop`` before, nothing else happens: the
+        stage will call it again, and end. Otherwise an exception ends the running cell. If no cell is running at this
+        moment, this process sends itself the signal again after 0.05 s.
 
         The arguments are those of a handler of Python's ``signal.signal``.
 
@@ -323,7 +330,10 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
 
 
 def _in_a_cell(frame: FrameType | None) -> bool:
-    """Return whether ``frame`` or one of its callers is the stack frame of a notebook cell (globals: ``__main__``)."""
+    """Return whether the stack frame ``frame`` runs inside a notebook cell.
+
+    That is the case if its globals, or those of one of its callers, are the globals of the module ``__main__``.
+    """
     while frame is not None and frame.f_globals is not vars(sys.modules["__main__"]):
         frame = frame.f_back
     return frame is not None

@@ -2,9 +2,9 @@
 
 A shard stores its results (probe results, clips and features) under the content hash of the file, in the caches that
 the stage's notebook reads. So the notebook's tables do not depend on the number of shards. If the process of a shard
-dies, the next process for this shard does only the missing files. After two deaths in a row, the files that were in
-work at that time are processed one at a time. If the process dies again while it works on such a file alone, the file
-is rejected.
+dies, the next process for this shard does only the missing files. After two deaths in a row, the files that were being
+processed at the last death are processed one at a time. If the process dies again while it works on such a file alone,
+the file is rejected.
 """
 
 import hashlib
@@ -93,11 +93,11 @@ def read_shard(path: Path) -> ShardRecord:
 
 
 class ShardAtWork:
-    """Keeps the record of the shard that this process works on, in the file ``path``.
+    """The shard (share of a stage's files) that this process works on, with its record in the file ``path``.
 
     If the record says ``running`` at the start, the earlier process of this shard died. After two deaths in a row, the
-    files that were in work at that time are processed one at a time. If the process dies again while it works on such a
-    file alone, that file is the cause, and it is rejected.
+    files that were being processed at the last death are processed one at a time. If the process dies again while it
+    works on such a file alone, that file is the cause, and it is rejected.
     """
 
     def __init__(self, path: Path) -> None:
@@ -112,9 +112,9 @@ class ShardAtWork:
         self._write()
 
     def report(self, done: int, total: int, part: str = "", what: str = "") -> None:
-        """Record that ``done`` of ``total`` files are finished; write the record at most every 0.5 s.
+        """Record that ``done`` of ``total`` files are finished. The record is written at most every 0.5 s.
 
-        ``part`` and ``what`` are ignored. They are here so that the method can be used as a progress callback.
+        ``part`` and ``what`` are ignored. They exist so that the method can be used as a progress callback.
         """
         self._now.done, self._now.total = done, total
         if time.monotonic() - self._written >= _WRITE_SECONDS:
@@ -175,7 +175,10 @@ def work_on(folder: Path, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
 
 
 def shards_line(folder: Path, stage: str, of: int) -> str:
-    """Return one line of text on the ``of`` shards of a stage: finished shards, finished files, and rejected files.
+    """Return one line of text about the progress of all shards (shares of the files) of a stage.
+
+    It has the number of finished shards, the number of finished files, and the rejected files. ``of`` is the number of
+    shards.
 
     ``folder`` is the run folder, or the output folder of ``predict``.
     """

@@ -46,7 +46,7 @@ class StageError(BaseModel):
 
 @dataclass(frozen=True)
 class KernelOutcome:
-    """How the execution of a notebook ended. After a success all fields have their defaults.
+    """The end of a notebook's execution: success or the kind of failure. After a success all fields have defaults.
 
     There are three kinds of failure: a cell raised an exception, the kernel died, or the kernel never started.
     """
@@ -60,7 +60,7 @@ class KernelOutcome:
     def exit_code(self) -> int:
         """The exit code of a command that runs only this notebook: 0 after a success, 1 if the kernel died.
 
-        If a cell raised, it is the exception's ``exit_code``, or 1 if the exception has none.
+        If a cell raised an exception, the code is the exception's ``exit_code``, or 1 if the exception has none.
         """
         return 1 if self.died else 0 if self.error is None else self.error.exit_code or 1
 
@@ -118,10 +118,11 @@ class RunStatus(BaseModel):
         write_document(run.status_json, self.model_dump(mode="json"))
 
     def follow_tasks(self) -> None:
-        """Set state, exit code, time of the end and duration of a shared run from its tasks.
+        """Compute state, exit code, time of the end and duration of a run from its tasks, and store them here.
 
-        A running task makes the run ``running``; else a failed task makes it ``failed``; else an interrupted task makes
-        it ``requeue`` (exit code 75) or ``interrupted``. It is ``done`` if all tasks are done, otherwise ``waiting``.
+        Runs that several jobs share need this. A running task makes the run ``running``; else a failed task makes it
+        ``failed``; else an interrupted task makes it ``requeue`` (exit code 75) or ``interrupted``. Without such tasks,
+        the run is ``done`` if all tasks are done, otherwise ``waiting``.
         """
         stages = list(self.stages.values())
         bad = [stage for state in ("failed", "interrupted") for stage in stages if stage.state == state]
@@ -140,7 +141,9 @@ class RunStatus(BaseModel):
 
 
 def read_status(run: RunPaths) -> RunStatus:
-    """Return the status of ``run``.
+    """Read ``status.json``, and return the state of ``run`` and of its tasks.
+
+    If the file is missing, the returned status has no tasks, and its state is ``interrupted``.
 
     Raises:
         DataError: ``status.json`` cannot be read or is damaged.
@@ -162,10 +165,12 @@ def read_status(run: RunPaths) -> RunStatus:
 
 @contextmanager
 def updated_status(run: RunPaths) -> Iterator[RunStatus]:
-    """Lock and read the status of ``run``, yield it to be changed, and write it after the block.
+    """Lock and read ``status.json`` of ``run``, yield the status, and write it after the block.
+
+    The caller changes the yielded object in the block.
 
     Raises:
-        DataError: as in ``read_status``, or another process keeps the file locked for 20 s.
+        DataError: the file cannot be read or is damaged, or another process keeps it locked for 20 s.
     """
     with record_held(run.status_json):
         status = read_status(run)
@@ -237,7 +242,7 @@ def leave_to_jobs(run: RunPaths, tasks: Iterable[Task]) -> None:
 
 
 def status_now(run: RunPaths) -> RunStatus:
-    """Return the status of ``run``, corrected for processes that have died. The file is not changed.
+    """Return the status of ``run``, corrected for processes that have died. ``status.json`` is not changed.
 
     A task or run that is recorded as running, but that no process works on, is returned as interrupted. A task that is
     recorded as done, but has no ``checkpoints/stage_<name>.json``, is returned as pending. There are two cases:
@@ -247,7 +252,7 @@ def status_now(run: RunPaths) -> RunStatus:
       that shows whether it is still at work.
 
     Raises:
-        DataError: as in ``read_status``.
+        DataError: ``status.json`` cannot be read or is damaged.
     """
     status = read_status(run)
     for key, stage in status.stages.items():
@@ -299,7 +304,7 @@ def run_lock(folder: Path, keys: Collection[str] | None = None) -> Iterator[None
 
 @contextmanager
 def record_held(path: Path) -> Iterator[None]:
-    """Lock the record ``path`` while it is read, changed and written.
+    """Lock the JSON file ``path`` during the block, so that no other process changes it meanwhile.
 
     Raises:
         DataError: another process has held the lock for 20 s.
@@ -327,7 +332,10 @@ def is_worked_on(folder: Path) -> bool:
 
 
 def is_task_worked_on(folder: Path, key: str) -> bool:
-    """Return whether a process works on the task ``key`` or on the whole run; see ``is_worked_on``."""
+    """Return whether a process works on the task ``key``, or on the whole run in ``folder``.
+
+    This is read from their locks.
+    """
     return is_held(RunPaths(folder).task_lock(key)) or is_held(_whole(folder))
 
 

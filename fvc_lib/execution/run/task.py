@@ -116,14 +116,14 @@ def last_loss(path: Path, attempt: int) -> str | None:
 
 
 class KernelWatch:
-    """Measures the resident memory of a kernel's process and its children every 0.2 s in a thread, until ``stop``.
+    """A thread that measures the resident memory of a kernel's process and its children every 0.2 s, until ``stop``.
 
     Attributes:
         pid: process id of the kernel; None before ``start``.
         rss_bytes: the last measurement, the sum over the process and its children.
         peak_rss_bytes: the largest ``rss_bytes`` so far, or the peak of the kernel's process alone if that is larger.
-            The operating system records the latter (VmHWM on Linux), so it includes short peaks between two
-            measurements.
+            The operating system records the peak of the process (VmHWM on Linux), which includes short peaks between
+            two measurements.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,9 @@ class KernelWatch:
 
 
 class TaskRun:
-    """Executes a task once. ``execute`` runs in a thread; other threads may call the other methods meanwhile.
+    """One execution of a task: its notebook runs in a kernel, which is another process.
+
+    ``execute`` is called in a thread. Meanwhile other threads may call the other methods.
 
     Args:
         run: the run.
@@ -178,7 +180,7 @@ class TaskRun:
         notebook: the task's notebook.
         attempt: the number of this attempt, from 1.
         extra_environment: variables that the kernel gets in addition to the variables of this process.
-        server: forks the kernel; None: the kernel is started by itself.
+        server: the process that forks the kernel; None: the kernel is started as a new process.
     """
 
     def __init__(
@@ -243,7 +245,7 @@ class TaskRun:
             record_end(self._record, [what_happened(stage), where_it_was(stage), what_next(self.run, stage)], stage)
 
     def signal(self, number: int) -> None:
-        """Ask the kernel to save its work and end at the first call; kill the kernel at the second call.
+        """Ask the kernel to save its work and end. If this method is called again, kill the kernel.
 
         ``number`` is the signal that this process has received. The task's exit code depends on it.
         """
@@ -325,7 +327,9 @@ def judge(
     outputs: Sequence[Path],
     signals: Sequence[int],
 ) -> None:
-    """Write into ``stage`` how its kernel ended: state, exit code, reason and error.
+    """Decide from the end of a task's kernel whether the task succeeded, and write the result into ``stage``.
+
+    The result is the state, exit code, reason and error of the task.
 
     Args:
         stage: the task's status, which is changed.
@@ -445,8 +449,9 @@ def where_it_was(stage: StageStatus) -> str:
 
 
 def what_next(run: RunPaths, stage: StageStatus) -> str:
-    """Return a line with the command that continues the run, and with advice on memory if there is any.
+    """Return a line with the command that continues the run after the failed or stopped task with status ``stage``.
 
+    If ``stage`` has advice, such as how to save memory, the line has it too.
     After a usage error or data error the line also has the command that begins a new run with other values.
     """
     submitted = stage.job_id and run.slurm.is_dir()

@@ -1,4 +1,4 @@
-"""Find the run that a command or notebook works on: resumed, forked, or begun from a notebook.
+"""Find or create the run that a command or notebook works on: an existing run, a fork, or a new run.
 
 Parameters that decide a run's results never change. A fork is a new run with other values of such parameters. It copies
 the finished stages that do not depend on the changed parameters; an unfinished training starts again. A notebook that a
@@ -100,9 +100,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) -> str:
-    """Return a warning if parameters and corpus do not fit together; else an empty text.
-
-    That is the case if the demo's params file is used with a corpus of the user.
+    """Return a warning if the params file for the built-in corpus is used with another corpus; else an empty text.
 
     Args:
         params_files: the YAML files of parameters that the command was given.
@@ -120,7 +118,9 @@ def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) ->
 
 
 def config_to_resume(run: RunPaths, given: GivenValues, arguments: Sequence[str], remedy: str = "") -> RunConfig:
-    """Return the configuration with which a command resumes ``run``: the run's values, updated by the command's.
+    """Return the configuration with which a command resumes (continues) ``run``.
+
+    It has the run's values, updated by the values that the command was given.
 
     Args:
         run: the run.
@@ -149,9 +149,9 @@ def config_to_resume(run: RunPaths, given: GivenValues, arguments: Sequence[str]
 
 
 def config_of_fork(run: RunPaths, given: GivenValues) -> RunConfig:
-    """Return the configuration of a fork of ``run``: the run's values, updated by all values of the command.
+    """Return the configuration of a fork of ``run``: the run's values, updated by the values given to the command.
 
-    The fork is a new run in the same runs folder and experiment.
+    The fork is a new run in the same runs folder and experiment, which copies finished stages of ``run``.
 
     Raises:
         UsageError: no value differs from the run's, or a process works on the run.
@@ -196,15 +196,19 @@ def changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
 
 
 def in_words(changed: Mapping[str, Change]) -> str:
-    """Return the result of ``changes`` as text, for example ``epochs 3 -> 5; model 'frame_cnn' -> 'mc3'``."""
+    """Return changed parameters as one line of text, for example ``epochs 3 -> 5; model 'frame_cnn' -> 'mc3'``.
+
+    ``changed`` is ``{parameter: (old value, new value)}``, from ``changes``.
+    """
     return "; ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
 
 
 def tasks_of_fork(plan: Sequence[PlannedTask]) -> list[Task]:
-    """Return the finished tasks whose files a fork copies from the run that it is made of.
+    """Return the finished tasks whose files a fork copies from the original run.
 
-    These are the tasks that the fork need not repeat. A finished training is also copied if only its inputs have to be
-    computed again. If they come out the same, the fork keeps the copied training; otherwise it trains again.
+    A fork is a new run with other parameters. It copies the tasks that it need not repeat. A finished training is also
+    copied if only its inputs have to be computed again. If the new inputs equal the old ones, the fork keeps the copied
+    training; otherwise it trains again.
 
     Args:
         plan: the plan (``make_plan``) of the run that is copied from, with the fork's configuration and without
@@ -310,7 +314,7 @@ def as_text(value: object) -> str:
 
 
 def refuse_unknown_parameters(stage: str, inputs: Sequence[str]) -> None:
-    """Check the parameter names in the cell that papermill has injected into a notebook.
+    """Check the parameter names in the cell that papermill has injected into a notebook, and refuse unknown names.
 
     Args:
         stage: name of the notebook, for the message.

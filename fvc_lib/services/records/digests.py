@@ -36,9 +36,9 @@ def is_log(name: str) -> bool:
 
 
 def listed(paths: Iterable[Path], root: Path) -> dict[str, dict[str, Any]]:
-    """Return the entries of a record for the existing files in ``paths``, by path relative to ``root``.
+    """Return the SHA-256 and size of the existing files in ``paths``, as a dict for the record of a stage.
 
-    An entry is a dict with the file's ``sha256`` (hexadecimal) and its size ``num_bytes``.
+    The keys are the paths relative to ``root``. A value is a dict with ``sha256`` (hexadecimal) and ``num_bytes``.
     """
     sizes = {path: path.stat().st_size for path in paths if path.is_file()}
     return {
@@ -49,7 +49,7 @@ def listed(paths: Iterable[Path], root: Path) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Listed:
-    """The entry of one file in a record of the run in ``root``.
+    """The entry of one file in a record (a JSON file with the digests of other files) of a run.
 
     Attributes:
         root: the run folder.
@@ -91,7 +91,10 @@ def _records(root: Path) -> list[Path]:
 
 
 def _listed_in(root: Path) -> Iterator[_Listed]:
-    """Yield the entries of all records of the run in ``root``, without the entries of damaged records."""
+    """Yield one entry per file that is listed in a record of the run in ``root``. Damaged records are skipped.
+
+    An entry has the expected SHA-256 of the file.
+    """
     for record in _records(root):
         document = read_document(record)  # nothing of a damaged one: ``run_damage`` says so
         if digests := document.get("params_sha256"):
@@ -101,7 +104,9 @@ def _listed_in(root: Path) -> Iterator[_Listed]:
 
 
 def _listed_as(path: Path) -> _Listed | None:
-    """Return the entry of the file ``path`` in the records of its run; None if it has no entry or is in no run folder.
+    """Return the entry of the file ``path`` in the records of its run, with the expected SHA-256.
+
+    The result is None if the file has no entry or is in no run folder.
 
     Raises:
         DataError: ``path`` is ``params.yaml``, and ``run.json``, which has its digest, is damaged.
@@ -116,11 +121,11 @@ def _listed_as(path: Path) -> _Listed | None:
 
 
 def note_rewritten(path: Path, content: Path) -> None:
-    """Prepare the record of a run for new content of the file ``path``, so that the file is not taken for damaged.
+    """Delete the entry of the file ``path`` from its run's record, because the file gets new content.
 
-    If the digest of the new content differs from the file's entry in the record, the entry is deleted. This happens
-    when an interactive notebook rewrites a table. ``content`` is the path of the temporary file that will replace
-    ``path``.
+    Otherwise the rewritten file would be taken for a damaged one. This happens when an interactive notebook rewrites a
+    table. ``content`` is the path of the temporary file that will replace ``path``. If its digest is the recorded one,
+    nothing changes.
     """
     found = _listed_as(path)
     if found is not None and sha256_of_file(content) not in found.digests:
@@ -160,9 +165,9 @@ def undamaged_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def damage_of(path: Path) -> str:
-    """Return a message with the remedy if the file ``path`` differs from its entry in a record of its run.
+    """Check the file ``path`` by the SHA-256 in the record of its run, and return a message if it is damaged.
 
-    The message is empty if the file equals its entry, has no entry, or does not exist.
+    The message has the remedy. It is empty if the SHA-256 is right, no record lists the file, or there is no file.
     """
     found = _listed_as(path)
     return found.damage() if found is not None and found.is_damaged() else ""
@@ -192,9 +197,9 @@ def _is_whole(document: Mapping[str, Any]) -> bool:
 
 
 def document_damage(path: Path, document: Mapping[str, Any]) -> str:
-    """Return a message if ``document``, which was read from ``path``, does not match the digest in it.
+    """Check a JSON document by the digest that it contains, and return a message if the document is damaged.
 
-    The message is empty if the digest matches or there is none.
+    ``document`` was read from the file ``path``. The message is empty if the digest is right or there is none.
     """
     if _OWN not in document or _is_whole(document):
         return ""
@@ -210,9 +215,9 @@ def _damage_of_document(path: Path) -> str:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return the document that ``write_document`` wrote to ``path``.
+    """Read a JSON file that ``write_document`` wrote, check the digest in it, and return its content as a dict.
 
-    It is an empty dict if the file is missing, damaged or has no digest.
+    The dict does not contain the digest. It is empty if the file is missing, damaged or has no digest.
     """
     document = read_json_object(path)
     return _content(document) if _is_whole(document) else {}
@@ -222,7 +227,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def run_damage(root: Path, *, logs: bool = True) -> list[str]:
-    """Return one message per damaged file of the run in ``root``.
+    """Check all files of the run in ``root`` by their digests, and return one message per damaged file.
 
     ``logs`` says whether logs and executed notebooks are checked too.
     """
@@ -232,9 +237,9 @@ def run_damage(root: Path, *, logs: bool = True) -> list[str]:
 
 
 def refuse_damaged(*roots: Path, logs: bool = True) -> None:
-    """Raise ``DataError`` if files of the runs in ``roots`` are damaged; the message names all damaged files.
+    """Check all files of the runs in ``roots`` by their digests. If any is damaged, raise a ``DataError``.
 
-    ``logs`` says whether logs and executed notebooks are checked too.
+    The message names all damaged files. ``logs`` says whether logs and executed notebooks are checked too.
     """
     damage = [message for root in roots for message in run_damage(root, logs=logs)]
     if damage:

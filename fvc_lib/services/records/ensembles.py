@@ -43,7 +43,7 @@ class MemberRecord(_Strict):
 
 
 class FoldRule(_Strict):
-    """What decides about the score of an ensemble in one fold.
+    """The decision threshold of an ensemble in one fold, and the share of fakes for which its scores are calibrated.
 
     Attributes:
         threshold: a video with this score or a higher one counts as fake.
@@ -80,18 +80,18 @@ class EnsembleRecord(_Strict):
 
     @property
     def detector_of_member(self) -> list[int]:
-        """Return the index in ``detectors`` for every member, in the order of ``members``."""
+        """Return the number of each member's detector (its index in ``detectors``), in the order of ``members``."""
         return [member.detector for member in self.members]
 
     @property
     def lead(self) -> int:
-        """Return the index in ``members`` of the member with the largest weight."""
+        """Return the index in ``members`` of the member run with the largest weight in the ensemble's score."""
         return max(range(len(self.members)), key=self.weight_of_member)
 
     def weight_of_member(self, number: int) -> float:
-        """Return the weight of the member with index ``number``.
+        """Return the weight that the scores of member ``number`` (index in ``members``) have in the ensemble's score.
 
-        It is the weight of the member's detector, divided by the number of members that share this detector.
+        All detectors have the same weight. The members that share a detector divide its weight equally.
         """
         shared = self.detector_of_member.count(self.members[number].detector)
         return 1 / len(self.detectors) / shared

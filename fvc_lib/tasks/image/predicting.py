@@ -56,7 +56,10 @@ class ImagePredictor(OneNetwork):
 
     @classmethod
     def read(cls, trained: Trained, folder: Path, files: pl.DataFrame | None) -> Self:
-        """Return the predictor of ``trained``, after reading ``labels.json`` in ``folder``; ``files`` has no effect."""
+        """Read ``labels.json`` in ``folder``, and return the predictor of the network ``trained``.
+
+        The argument ``files`` has no effect.
+        """
         path = folder / LABELS
         try:
             return cls(trained, TypeAdapter(ImageLabels).validate_python(read_json_object(path)))
@@ -76,7 +79,7 @@ class ImagePredictor(OneNetwork):
     def decode_hash(self) -> str:
         """The hex SHA-256 of Pillow's version and of the code that decodes pictures.
 
-        Where it differs from the training's, answers may differ too.
+        If it differs from the hash at the training, predictions may differ a little from the run's.
         """
         return sha256_of_json([PIL.__version__, code_hash(_DECODER)])
 
@@ -118,7 +121,10 @@ class ImagePredictor(OneNetwork):
 
 
 def _calibration(labels: ImageLabels) -> str:
-    """Return a sentence on the probabilities of classes."""
+    """Return a sentence on the calibration of the class probabilities: the temperature and the error on the test part.
+
+    The sentence says that there is no calibration if ``labels`` have no temperature.
+    """
     if labels.temperature is None:
         return "The run has no calibration: 'probability' is empty."
     return (

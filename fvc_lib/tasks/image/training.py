@@ -80,7 +80,7 @@ class ImageLabels:
 def labels_of_training(
     classes: tuple[str, ...], targets: tuple[str, ...], units: tuple[str, ...], values: FloatArray
 ) -> ImageLabels:
-    """Return the labels, with the means and standard deviations of the targets.
+    """Return the ``ImageLabels`` of a training, and compute the means and standard deviations of its targets.
 
     Args:
         classes: names of the classes.
@@ -89,7 +89,7 @@ def labels_of_training(
         values: values of the N training pictures, float64 (N, T); NaN if unknown.
 
     Raises:
-        DataError: no training picture has a value of a target.
+        DataError: a target has no value in any training picture.
     """
     if unknown := [name for name, column in zip(targets, values.T, strict=True) if not np.isfinite(column).any()]:
         raise DataError(
@@ -103,7 +103,7 @@ def labels_of_training(
 
 @dataclass(frozen=True, eq=False)
 class ImageRecords:
-    """N pictures in the order of their ids.
+    """N pictures of a corpus, sorted by their ids, with their true classes and values.
 
     Attributes:
         table: N rows with the columns ``image_id group_id path``; paths are relative to the corpus's root.
@@ -175,9 +175,9 @@ _COLOUR = 0.15  # brightness, contrast and saturation are scaled by 1 - this to 
 
 
 def middle_view(pixels: Tensor, size: int) -> Tensor:
-    """Return the largest centred square of a picture, as evaluation sees it: uint8 (3, size, size).
+    """Return the largest centred square of a picture, resized to ``size`` pixels per side: uint8 (3, size, size).
 
-    ``pixels`` are uint8 (3, H, W).
+    Networks are evaluated on these squares. ``pixels`` are the whole picture, uint8 (3, H, W).
     """
     height, width = pixels.shape[1:]
     side = min(height, width)
@@ -229,7 +229,7 @@ def _placed(length: int, crop: int, side: int, draw: float) -> slice:
 
 
 def _grey(colours: Tensor) -> Tensor:
-    """Return the luma (H, W) of float (3, H, W), by ITU-R BT.601."""
+    """Return the luma (brightness by ITU-R BT.601), float (H, W), of a picture with colours, float (3, H, W)."""
     return colours[0] * 0.299 + colours[1] * 0.587 + colours[2] * 0.114
 
 
@@ -238,7 +238,10 @@ def _as_bytes(colours: Tensor) -> Tensor:
 
 
 def _resized(pixels: Tensor, size: int) -> Tensor:
-    """Return uint8 (3, H, W) as uint8 (3, size, size), resized bilinearly with antialiasing; proportions may change."""
+    """Return the picture ``pixels``, uint8 (3, H, W), resized to a square, uint8 (3, size, size).
+
+    The interpolation is bilinear with antialiasing. Proportions change if H and W differ.
+    """
     return _as_bytes(F.interpolate(pixels[None].float(), size=(size, size), mode="bilinear", antialias=True)[0])
 
 
@@ -328,16 +331,17 @@ class ImageDataset:
 
 
 def balancing_weights(records: ImageRecords, num_classes: int) -> FloatArray:
-    """Return loss weights float64 (C,) of the classes, inverse to their numbers of pictures.
+    """Return the loss weights of the C classes, float64 (C,). Rare classes get larger weights.
 
-    The mean weight over the pictures with a class is 1.
+    A weight is inversely proportional to the number of pictures of the class. The mean weight over the pictures with a
+    class is 1.
     """
     counts = np.bincount(records.class_indices[records.class_indices >= 0], minlength=num_classes)
     return np.asarray(counts.sum() / (num_classes * np.maximum(counts, 1)))
 
 
 class ImageScores(SampleColumns):
-    """Collect the outputs for all pictures, and compute metrics of them.
+    """A collector of a network's outputs for all pictures, which computes metrics from them.
 
     Reads the outputs ``class_logits`` (B, C) and ``values`` (B, T) and the batch's ``class_index``, ``values`` and
     ``known``.
@@ -351,7 +355,7 @@ class ImageScores(SampleColumns):
         self.labels = labels
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
-        """Add the outputs for one batch."""
+        """Add the network's outputs for the pictures of ``batch`` to the collected ones."""
         columns = {
             "class_index": batch.tensors["class_index"],
             "logits": outputs["class_logits"].float(),
@@ -413,9 +417,11 @@ class ImageScores(SampleColumns):
 
 
 def calibrated(labels: ImageLabels, validation: ImageScores, test: ImageScores) -> ImageLabels:
-    """Return ``labels`` with a temperature that is fitted on the validation part, and its error on the test part.
+    """Return ``labels`` with a fitted temperature and the calibration error.
 
-    They are None if a part has no picture with a class, or a validation logit is not finite.
+    The temperature is fitted on the validation part. The error is the expected calibration error on the test part at
+    this temperature. ``labels`` are returned unchanged if a part has no picture with a class, or if a validation logit
+    is not finite.
     """
     _, fitted, fitted_logits = validation.classes()
     _, tested, tested_logits = test.classes()
@@ -429,7 +435,10 @@ def calibrated(labels: ImageLabels, validation: ImageScores, test: ImageScores) 
 
 
 def image_model(config: RunConfig, labels: ImageLabels) -> ImageModel:
-    """Return the backbone of ``config`` with heads for ``labels``, initialised from torch's current random state."""
+    """Return the backbone that ``config`` names, with output layers for the classes and targets of ``labels``.
+
+    It is initialised from torch's current random state. If ``config`` names weights, the backbone begins with them.
+    """
     weights = Path(config.backbone_weights) if config.backbone_weights else None
     backbone = build_backbone(config.backbone, weights, config.image_size)
     return ImageModel(backbone, len(labels.classes), len(labels.targets))
@@ -437,15 +446,16 @@ def image_model(config: RunConfig, labels: ImageLabels) -> ImageModel:
 
 @dataclass(frozen=True, eq=False)
 class ImageTask:
-    """Train with a label-smoothed cross-entropy on the class plus a Huber loss on the values.
+    """Data, network and loss of task image: a label-smoothed cross-entropy on the class plus a Huber loss on values.
 
-    A picture without a class adds nothing to the first loss, and one without a value nothing to the second. Every
-    picture weighs 1, so the loss of a batch is the mean over its pictures, however the batch is split.
+    The cross-entropy is 0 for a picture without a class, and the Huber loss is 0 for a picture without values. Every
+    picture weighs 1, so the loss of a batch is the mean over its pictures, even if the batch is split for memory.
 
     Attributes:
         training_data: samples of the training part.
         validation_data: samples of the validation part.
-        config: backbone, image size, label smoothing, and the epochs in which stages are frozen.
+        config: backbone, image size, label smoothing, and the epochs in which the backbone's stages (blocks of layers)
+            are frozen.
     """
 
     training_data: ImageDataset
@@ -457,7 +467,7 @@ class ImageTask:
         return image_model(self.config, self.training_data.labels)
 
     def begin_epoch(self, model: nn.Module, epoch: int) -> None:
-        """Freeze or unfreeze the backbone's stages for ``epoch`` (0-based)."""
+        """Freeze or unfreeze the backbone's stages (blocks of layers) for ``epoch`` (0-based)."""
         assert isinstance(model, ImageModel)
         config, stages = self.config, model.backbone.stages()
         number = num_trained_stages(
@@ -478,7 +488,7 @@ class ImageTask:
         return LossSum(losses.sum(), losses.new_tensor(float(len(losses))))
 
     def new_accumulator(self) -> ImageScores:
-        """Return an empty collector of outputs."""
+        """Return an empty ``ImageScores``, which collects the outputs of an evaluation."""
         return ImageScores(self.training_data.labels)
 
 
@@ -504,29 +514,31 @@ def value_losses(predicted: Tensor, values: Tensor, known: Tensor) -> Tensor:
 def train_images(
     paths: RunPaths, config: RunConfig, fold: int | None = None, **options: Unpack[TrainingOptions]
 ) -> TrainingOutcome[TrainingRecord]:
-    """Train, choose the epoch on the validation part, and predict the test part once with that epoch's weights.
+    """Train an image network, choose the epoch on the validation part, and predict the test part once.
 
-    Reads ``tables/images.parquet`` and ``tables/image_targets.parquet``. Writes the checkpoints, next to them
-    ``labels.json`` (classes, targets, their scaling and the calibration), and
-    ``tables/image_predictions.parquet`` and ``tables/target_predictions.parquet``. Resumes an earlier attempt.
+    The test part is predicted with the weights of the chosen epoch. An earlier attempt is resumed. The input is
+    ``tables/images.parquet`` and ``tables/image_targets.parquet``. The outputs are the checkpoints, next to them
+    ``labels.json`` (classes, targets, their scaling and the calibration), and the tables
+    ``tables/image_predictions.parquet`` and ``tables/target_predictions.parquet``.
 
     Raises:
         VideoError: a picture is missing or damaged.
         DataError: the training part lacks a class or a target, or an output for a test picture is not finite.
         UsageError: backbone or weights do not load.
-        FvcError: as ``shared_training.train``, which explains ``options``.
+        FvcError: another error of a training. ``shared_training.OpenTraining`` lists these, and explains ``options``.
     """
     read = partial(image_training, paths, config)
     return shared_training.train(STAGE, fold, paths, config, read, TrainingRecord, **options)
 
 
 def image_training(paths: RunPaths, config: RunConfig, _ranks: Ranks | None = None) -> Training[TrainingRecord]:
-    """Return the training of the pictures in the run's tables that ``config`` describes, before it begins.
+    """Return the plan of an image training (data, network, settings, final scoring), which has not begun.
 
-    Every rank reads all tables, so ``_ranks`` has no effect.
+    The pictures come from the run's tables, and ``config`` gives the network and the settings. Every rank reads all
+    tables, so ``_ranks`` has no effect.
 
     Raises:
-        DataError: as ``image_parts``.
+        DataError: the training part lacks a class or a target.
     """
     images = tables.read_table(paths.images, tables.IMAGES)
     parts = image_parts(images, tables.read_table(paths.image_targets, tables.IMAGE_TARGETS))
@@ -604,6 +616,8 @@ def require_backbone(config: RunConfig) -> None:
 def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
     """Return the table IMAGE_PREDICTIONS, one row per picture that has a class.
 
+    A row has the true class and its rank among the logits, the predicted class and the probability of the latter.
+
     Args:
         records: the pictures of a part.
         scores: the outputs for these pictures, in the same order.
@@ -622,7 +636,9 @@ def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFram
 
 
 def target_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
-    """Return the table TARGET_PREDICTIONS, one row per known value: all rows of the first target, then of the next.
+    """Return the table TARGET_PREDICTIONS, with the true and the predicted value of targets of the pictures.
+
+    It has one row per known value: all rows of the first target, then all rows of the next.
 
     Args:
         records: the pictures of a part.

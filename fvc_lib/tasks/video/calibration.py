@@ -29,10 +29,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Selection:
-    """The choices of one training, and their values on the videos that choose.
+    """The epoch, temperature and threshold of one training, with their quality on the videos that chose them.
 
-    These videos are the inner validation part, or all training videos with held-out logits (``RunConfig.cross_fits``).
-    A model on features is a classical classifier that sees measured features of a video instead of its frames.
+    The videos that choose are the inner validation part. With ``RunConfig.cross_fits`` they are all training videos,
+    with held-out logits. A model on features is a classical classifier that sees measured features of a video instead
+    of its frames.
 
     Attributes:
         num_epochs: number of trained epochs; 0 for a model on features.
@@ -45,7 +46,8 @@ class Selection:
         log_loss_uncalibrated: log loss at a temperature of 1, in nats per video.
         threshold: the lowest calibrated probability that is called fake, chosen for the operating point.
         balanced_accuracy: balanced accuracy at the threshold; None if a class is missing.
-        num_videos, num_groups, num_real, num_fake: numbers of the videos that choose, and of their groups.
+        num_videos, num_groups, num_real, num_fake: how many videos choose, how many groups they have, and how many of
+            the videos are real and fake.
         fewest_groups: number of training groups with a real video, or with a fake one, whichever is smaller. Below
             ``MIN_GROUPS`` nothing is calibrated: the temperature is 1, and the threshold 0.5.
         operating_point: the goal that the threshold was chosen for, such as ``best`` or ``fpr=0.01``
@@ -79,7 +81,10 @@ class Selection:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether held-out logits of all training videos chose, instead of an inner validation part."""
+        """Whether the choices were made on held-out logits of all training videos.
+
+        Otherwise they were made on an inner validation part.
+        """
         return not self.best_epoch
 
     @property
@@ -114,7 +119,7 @@ class Selection:
 
 
 def too_few_groups(fewest: int) -> str:
-    """Return text that says why nothing was calibrated; ``fewest`` is ``Selection.fewest_groups``."""
+    """Return text that says why nothing was calibrated: a label has only ``fewest`` training groups."""
     return f"not calibrated: a label has {fewest} training groups, fewer than {MIN_GROUPS}"
 
 
@@ -148,7 +153,7 @@ class RecordedSelection:
     earlier: int = 0
 
     def sentence(self) -> str:
-        """Return a text with the number of videos that chose, and the number of openings of the outer fold."""
+        """Return a text for people: how many videos chose, and how often the outer fold's labels were read."""
         chosen = self.selection
         on = "training videos, held out in turn," if chosen.is_held_out else "inner validation videos"
         uncalibrated = "" if chosen.is_calibrated else f" {too_few_groups(chosen.fewest_groups).capitalize()}."
@@ -173,7 +178,7 @@ def select(
     best_epoch: int = 0,
     **settings: Any,
 ) -> Selection:
-    """Return the selection: choose temperature and threshold on the given videos, and measure them there.
+    """Choose temperature and threshold on the given videos, and return them with their quality on these videos.
 
     If the videos are of one class, the threshold is 0.5. With fewer than ``MIN_GROUPS`` groups of a label the threshold
     is 0.5 and the temperature 1.
@@ -188,7 +193,7 @@ def select(
         point: the operating point that the threshold is chosen for (``metrics.operating_points``).
         num_epochs: number of trained epochs of a network; only recorded.
         best_epoch: 1-based epoch that the engine chose by the inner validation loss, or 0; only recorded.
-        settings: the fields ``settings`` and ``num_candidates`` of ``Selection``, for a model on features.
+        settings: for a model on features, the arguments ``settings`` and ``num_candidates``; see ``Selection``.
 
     Raises:
         ValueError: there is no video, or a logit is not finite.
@@ -225,7 +230,10 @@ def select(
 
 
 def held_out_loss(labels: IntArray, logits: FloatArray, weights: FloatArray) -> float:
-    """Return the weighted mean cross-entropy of ``logits`` (N,), the log odds of fake, in nats."""
+    """Return the weighted mean cross-entropy of N videos, in nats.
+
+    ``logits`` (N,) are log odds of fake; ``labels`` (N,) are 1 for fake and 0 for real.
+    """
     return float(np.average(np.logaddexp(0, np.where(labels == 1, -logits, logits)), weights=weights))
 
 

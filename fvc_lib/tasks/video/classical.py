@@ -3,8 +3,9 @@
 A probe has several views of a video, which are kinds of features (``RunConfig.views``). Each view has a model of its
 own, and the logit of a video is their weighted mean. Any other model has one view without a name.
 
-Sealed test part, controls and tables are as for a network (``tasks/video/training.py``). A network holds an inner
-validation part back; these models are fitted to all training groups. Every candidate setting is fitted to and tested on
+As for a network (``tasks/video/training.py``), the test part is sealed until the choices are recorded, the controls are
+trained in the same way, and the same tables are written. A network holds back an inner validation part of the training
+groups, but these models are fitted to all training groups. Every candidate setting is fitted to and tested on
 inner folds of the training part, which keep groups together. The candidate with the lowest loss is then fitted to the
 whole training part. Its held-out logits, from models that did not see the video's group, choose temperature and
 threshold. A training takes seconds, so a stopped one starts over.
@@ -55,13 +56,15 @@ _FRAMES, _PIXELS, _CODING = "frames", "pixels", "coding"  # the views of a probe
 
 
 def forensic_families(config: RunConfig) -> list[tuple[str, FeatureFamily]]:
-    """Return the families of forensic features that the model in ``config`` takes, each with its view, in order.
+    """Return the families of forensic features that the model takes, as pairs ``(view, family)``.
 
-    A family is a set of related features that one function measures. A probe takes those of pixels before those of the
-    coded stream. The view is empty for a model on forensic features alone.
+    A family is a set of related features that one function measures. A view is a kind of features: ``pixels`` or
+    ``coding`` for a probe, an empty text for a model on forensic features alone. The families are in the order of the
+    model's features; for a probe, ``pixels`` come before ``coding``. The result is empty for models without forensic
+    features.
 
     Raises:
-        UsageError: no family is named of a view of a probe.
+        UsageError: a probe has a view for which ``config.feature_families`` names no family.
     """
     if config.of_features not in ("forensic", "both"):
         return []
@@ -80,7 +83,10 @@ def forensic_families(config: RunConfig) -> list[tuple[str, FeatureFamily]]:
 
 @dataclass(frozen=True)
 class Column:
-    """One feature: its view, the family that it belongs to, and its name."""
+    """One feature: its view, the family that it belongs to, and its name.
+
+    A view is a kind of features, such as ``frames`` or ``pixels``; it is empty if the model has only one view.
+    """
 
     view: str
     family: str
@@ -111,7 +117,7 @@ class FeatureTable:
         return sha256_of_json([names, [(name, row.tobytes().hex()) for name, row in self._values.items()]])
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
-        """Return whether the video was measured; augmented copies never are."""
+        """Return whether the table has this copy of the video. It has originals (augmentation index 0) only."""
         return augmentation_index == 0 and video_id in self._values
 
     def of(self, rows: Sequence[ClipRow]) -> FloatArray:
@@ -128,13 +134,13 @@ class EmbeddedClips:
 
     @property
     def columns(self) -> list[Column]:
-        """The F features; their family is the name of the trunk, and their names add a number."""
+        """The F features, in order. Their family is the name of the trunk, and feature 3 is named ``TRUNK_3``."""
         trunk = self.config.model.partition(":")[2] or self.config.model
         view = _FRAMES if self.config.of_features == "both" else ""
         return [Column(view, trunk, f"{trunk}_{number}") for number in range(self.features.feature_shape[1])]
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
-        """Return whether the video has a clip."""
+        """Return whether this copy of the video has a clip; augmentation index 0 is the original."""
         return self.features.has(video_id, augmentation_index)
 
     def of(self, rows: Sequence[ClipRow]) -> FloatArray:
@@ -152,9 +158,10 @@ class EmbeddedClips:
 
 @dataclass(frozen=True)
 class Views:
-    """The features of a probe with several views: of frames, by a trunk, and forensic ones.
+    """The features of a probe with several views: those that a trunk computes from frames, and forensic features.
 
-    ``clips`` are ``EmbeddedClips``, or clips without features; then only ``has`` and ``settings_hash`` can be used.
+    ``clips`` is an ``EmbeddedClips``. It may also be a source of clips without computed features; then only ``has`` and
+    ``settings_hash`` can be used.
     """
 
     clips: Any
@@ -167,7 +174,7 @@ class Views:
 
     @property
     def columns(self) -> list[Column]:
-        """The F features, view by view."""
+        """The F features, in order: those of the trunk, then the forensic features."""
         return [*self.clips.columns, *self.forensic.columns]
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
@@ -175,7 +182,10 @@ class Views:
         return self.clips.has(video_id, augmentation_index) and self.forensic.has(video_id, augmentation_index)
 
     def of(self, rows: Sequence[ClipRow]) -> FloatArray:
-        """Return the features of N ``rows``, float64 (N, F), view by view; NaN where missing."""
+        """Return the features of N ``rows``, float64 (N, F): those of the trunk, then the forensic ones.
+
+        A missing feature is NaN.
+        """
         return np.hstack([self.clips.of(rows), self.forensic.of(rows)])
 
 
@@ -186,8 +196,8 @@ def look_at_features(config: RunConfig, source: Source, clips: FoldClips) -> tup
     """Describe a training before anything is fitted.
 
     Returns:
-        ``(text, [families, settings])``: a sentence, the families with their numbers of features and shares of missing
-        values, and the candidate settings.
+        ``(text, [families, settings])``: a sentence and two tables. The table ``families`` has the number of features
+        and the share of missing values of every family; ``settings`` has the candidate settings.
     """
     missing = np.isnan(source.of(clips.train)).reshape(-1, len(source.columns)).mean(0)
     columns = pl.DataFrame({"family": [column.family for column in source.columns], "missing": missing})
@@ -245,7 +255,10 @@ def fit(
 ) -> tuple[Found, TrainingSummary]:
     """Choose settings, fit the training part, and calibrate on held-out logits of the same part.
 
-    Writes the fitted model and the record of the choices to ``folder``. The outer fold stays closed.
+    Writes the fitted model and the record of the choices to ``folder``. The test videos of the outer fold are not read.
+
+    Returns:
+        ``(found, summary)``: the fitted model with the results of the search, and the summary of the training.
 
     Raises:
         StoppedError: ``stop`` returned True between two candidates.
@@ -291,10 +304,11 @@ def fit(
 
 
 def arrays_of(path: Path, weights: Mapping[str, Tensor], config: RunConfig, sizes: Mapping[str, int]) -> Arrays:
-    """Return the arrays of a fitted model's views from ``weights``, which were read from the file ``path``.
+    """Return the arrays of a fitted model as NumPy arrays, after checking that they fit together.
 
-    ``sizes`` maps the views to their numbers of features. The model computes the logits of two made-up videos, which
-    takes all arrays.
+    ``weights`` were read from the file ``path``. ``sizes`` maps each view (kind of features) to its number of features;
+    only the arrays of these views are returned. For the check, the model computes the logits of two made-up videos,
+    which uses all arrays.
 
     Raises:
         UsageError: an array is missing or does not fit the others.
@@ -320,10 +334,11 @@ def logits_of_rows(config: RunConfig, source: Source, arrays: Arrays, rows: Sequ
 
 
 def logits_of(config: RunConfig, arrays: Arrays, values: FloatArray) -> FloatArray:
-    """Return the logits of N videos, float64 (N,), from their features ``values``, as ``Source.of`` returns them.
+    """Return the logits of N videos, float64 (N,), from their features ``values``, float64 (N, F) or (N, T, F).
 
-    Of a model with several views, ``arrays`` may hold only some of them, and ``values`` then have only their columns.
-    The result is the part of the weighted mean that these views contribute.
+    ``arrays`` are those of the fitted model. If the model has several views (kinds of features), ``arrays`` may hold
+    only some of the views. Then ``values`` have only the columns of these views, and the result is the part of the
+    weighted mean that these views contribute.
     """
     model = model_of(config)
     views = dict.fromkeys(name.partition("/")[0] for name in arrays if "/" in name)
@@ -342,7 +357,7 @@ def logits_of(config: RunConfig, arrays: Arrays, values: FloatArray) -> FloatArr
 def fitted(
     config: RunConfig, source: Source, train: Sequence[ClipRow], stop: Callable[[], bool] = lambda: False
 ) -> Found:
-    """Choose settings on inner folds of the rows ``train``, and fit the model to all of them.
+    """Choose settings on inner folds of the rows ``train``, and fit the model with these settings to all the rows.
 
     A pseudo-fake (a real whose face was blended with itself) is in the inner fold of that real. Pseudo-fakes are
     training rows, but the loss that chooses the settings, and the held-out logits, are computed without them.
@@ -385,14 +400,14 @@ def _fitted_view(
     folds: IntArray,
     stop: Callable[[], bool],
 ) -> Found:
-    """Choose settings for one view.
+    """Choose the settings of the model for one view (a kind of features), and fit it to all training rows.
 
     Args:
         model: the estimator.
         rows: features (N, F) or (N, T, F), labels (N,) and loss weights (N,) of the training rows.
         judged: marks the rows whose loss counts, bool (N,).
         folds: the inner fold of every row, (N,).
-        stop: as for ``fitted``.
+        stop: called before every candidate setting; returns True to stop.
     """
     candidates = list[Candidate]()
     held_out = list[FloatArray]()
@@ -414,7 +429,9 @@ def _fitted_view(
 
 
 def out_of_fold_logits(config: RunConfig, source: Source, folds: pl.DataFrame) -> pl.DataFrame:
-    """Return ``folds`` (FOLDS), sorted by ``video_id``, with ``score``: the logit of a model fitted to the other folds.
+    """Return each video's logit by a model that was fitted to the other folds.
+
+    The result is the table ``folds`` (FOLDS), sorted by ``video_id``, with the logit as column ``score``.
 
     Raises:
         DataError: a fold's training part lacks a label.
@@ -431,9 +448,10 @@ def out_of_fold_logits(config: RunConfig, source: Source, folds: pl.DataFrame) -
 
 
 def description(config: RunConfig, settings: Mapping[str, float]) -> dict[str, Any]:
-    """Return the metadata that are stored with a fitted model: its settings.
+    """Return the metadata to store in the file of a fitted model, as a dict.
 
-    A model on forensic features also has the names of these features, and a digest of the code that measures them.
+    The dict has the model's ``settings``. For a model on forensic features it also has ``features`` (their names) and
+    ``families`` (a digest of the code that measures them).
     """
     families = [family for _, family in forensic_families(config)]
     if not families:
@@ -458,9 +476,10 @@ def described_in(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FittedModel:
-    """A fitted model on forensic features, or the forensic views of a probe.
+    """A fitted model on forensic features, or the part of a probe that takes forensic features.
 
-    ``names`` are the F feature columns that it expects, in order. ``caution`` is a sentence for people; mostly empty.
+    ``names`` are the F feature columns that it expects, in order. ``caution`` is a warning if other code measured the
+    features of its training; otherwise it is empty.
     """
 
     config: RunConfig
@@ -517,7 +536,7 @@ class _Fitted(nn.Module):
 def probe(trunk: Any, config: RunConfig, path: Path, weights: Mapping[str, Tensor]) -> nn.Module:
     """Return a network on clips: the frozen ``trunk`` with a fitted model as its head.
 
-    Of a probe with several views, the network returns the part of the logit that frames contribute.
+    If the probe also takes forensic features, the network returns the part of the logit that frames contribute.
 
     Args:
         trunk: the frozen network below the head.

@@ -135,7 +135,9 @@ def all_controls(
 
 
 def rows_to_train_on(table: pl.DataFrame, config: RunConfig, fold: int | None) -> TrainingRows:
-    """Return the rows of training ``fold``, with shuffled labels if the run asks for them.
+    """Return the videos of one training, which ``TrainingRows.split`` divides into training, validation and test part.
+
+    If ``config.shuffle_labels`` is on, the labels are shuffled by group.
 
     Args:
         table: FOLDS for protocol ``kfold``, else PROTOCOL.
@@ -174,10 +176,10 @@ def trainings_of(protocol: pl.DataFrame | None, config: RunConfig, left_out: Col
 
 
 def tested(control: Callable[[pl.DataFrame], pl.DataFrame], folds: pl.DataFrame, trainings: Trainings) -> pl.DataFrame:
-    """Return the control's scores of the tested videos.
+    """Return a control's table of scores for the videos that the run tests.
 
     Args:
-        control: returns the table of scores for a FOLDS table.
+        control: function that returns the table of scores for a FOLDS table.
         folds: the outer folds, which are used if ``trainings`` is None.
         trainings: one FOLDS table per training. The control is then computed for every training k, and only its scores
             of fold k are returned, sorted by video id.
@@ -301,7 +303,7 @@ def shuffled_labels(predictions: pl.DataFrame, trainings: Trainings = None) -> p
 
     Args:
         predictions: PREDICTIONS schema.
-        trainings: as in ``all_controls``.
+        trainings: one FOLDS table per training; None for protocol ``kfold``.
     """
     run = predictions.drop_nulls(["control_score", "control_label"])
     if run.is_empty() or (trainings is None and run["fold"].n_unique() < 2):
@@ -325,14 +327,18 @@ def fake_labels(frame: pl.DataFrame) -> IntArray:
 def targets_of(scored: pl.DataFrame) -> npt.NDArray[Any] | None:
     """Return the column ``target`` (N,) of ``scored``; None if it is missing or has a single value.
 
-    Some protocols hold out a whole corpus or generator for testing. The target names the one that a video belongs to.
+    Some protocols hold out whole corpora or generators for testing. ``target`` is the name of the held-out corpus or
+    generator that the video belongs to.
     """
     has_targets = "target" in scored.columns and scored["target"].n_unique() > 1
     return scored["target"].to_numpy() if has_targets else None
 
 
 def interval_settings(config: RunConfig) -> dict[str, Any]:
-    """Return keyword arguments for ``metrics.intervals``: ``replicates``, ``seed`` and ``confidence``."""
+    """Return the settings of confidence intervals as keyword arguments for the functions of ``metrics.intervals``.
+
+    They are ``replicates`` (number of resamples), ``seed`` and ``confidence``.
+    """
     return {"replicates": config.bootstrap_replicates, "seed": config.seed, "confidence": config.confidence}
 
 
@@ -340,9 +346,9 @@ def auc_within_folds(scored: pl.DataFrame, config: RunConfig) -> Interval:
     """Return the AUC within folds, with an interval over groups.
 
     Within folds means that only videos of the same fold are compared, since each fold has its own network. ``scored``
-    has the columns ``group_id label score fold``, and ``target`` under protocols that hold out a whole corpus or
-    generator: the name of the one that the video belongs to. With several targets, the AUC is computed for every
-    target and averaged with equal weights.
+    has the columns ``group_id label score fold``. If the protocol holds out whole corpora or generators, it also has
+    ``target``, the name of the held-out corpus or generator. With several targets, the AUC is computed for every target
+    and averaged with equal weights.
     """
     return _interval(scored, *_auc(scored), config)
 
@@ -514,8 +520,9 @@ def possible_floor(
 ) -> tuple[pl.DataFrame, str]:
     """Return ``(due, sentence)``: the videos that the real-source control tests, and a sentence on them.
 
-    ``due`` is a FOLDS table with labels by source (``by_source``). If the control is impossible, it is empty and the
-    sentence says why.
+    The real-source control is a model that learns the source of a real video instead of real or fake. ``due`` is a
+    FOLDS table in which the label stands for the source (``by_source``). If the control is impossible, ``due`` is empty
+    and the sentence says why.
 
     Args:
         index: INDEX schema.
@@ -540,8 +547,8 @@ def possible_floor(
 def control_scores(due: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame | None:
     """Return ``due`` with the columns ``score``, of the real-source control, and ``threshold``, which is 0.5.
 
-    The real-source control is a model that learns which of two sources a real video comes from. The result is None
-    unless each video has a score from a control whose training had the sources of ``due``.
+    The real-source control is a model that learns which of two sources a real video comes from. The result is None if
+    the control has no score for a video, or was trained on other sources than those in ``due``.
 
     Args:
         due: FOLDS schema, with the source as label: the videos that the control must score (``possible_floor``).

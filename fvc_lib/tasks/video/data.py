@@ -136,7 +136,7 @@ class ClipDataset:
         return Batch(ids, tensors)
 
     def at_epoch(self, epoch: int) -> "ClipDataset":
-        """Return the data set for ``epoch`` (0-based)."""
+        """Return a copy of the data set whose random choices are those of ``epoch`` (0-based)."""
         other = copy.copy(self)
         other._epoch = epoch
         return other
@@ -175,9 +175,10 @@ class ClipDataset:
 
 
 def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[ClipRow, ...]:
-    """Return the rows of ``videos`` (columns ``video_id label group_id``), sorted by video id.
+    """Return one ``ClipRow`` for every original and every augmented copy of ``videos``, sorted by video id.
 
-    A video gives its original, then ``augmentations_per_video`` copies.
+    ``videos`` has the columns ``video_id label group_id``. Each video gives its original first, then
+    ``augmentations_per_video`` copies.
     """
     facts = videos.sort("video_id").select("video_id", "label", "group_id")
     return tuple(
@@ -188,10 +189,11 @@ def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[C
 
 
 def rows_to_fit(videos: pl.DataFrame, source: Any, config: RunConfig) -> tuple[ClipRow, ...]:
-    """Return the rows of ``videos`` that a model is fitted to: as ``clip_rows``, with pseudo-fakes of the reals.
+    """Return the rows of ``videos`` that a model is fitted to: originals, augmented copies and pseudo-fakes.
 
-    Pseudo-fakes enter a training here and nowhere else, so they come from the videos of a training part alone. A
-    pseudo-fake keeps the group of its real. A video without a face has none: its clip is not in ``source``.
+    A pseudo-fake is a real video whose face was blended with itself, to be learned as a fake; it keeps the group of the
+    real. Reals without a face have no pseudo-fakes in ``source``. Only this function adds pseudo-fakes, so validation
+    and test parts have none.
 
     Args:
         videos: columns ``video_id label group_id``.
@@ -292,9 +294,9 @@ class FoldClips:
     Attributes:
         fold: the fold's number; None for the network trained on all groups, whose test part is empty.
         train: originals, augmented copies and pseudo-fakes.
-        validation: originals that choose temperature and threshold. By default they are the inner validation part,
-            which also chooses the epoch. With ``config.cross_fits`` they are those of ``train``, and their logits come
-            from models that did not see their groups.
+        validation: originals on which temperature and threshold are chosen. By default they are the inner validation
+            part, on which the epoch is chosen, too. With ``config.cross_fits`` they are the originals of ``train``, and
+            their logits come from models that did not see their groups.
         test: the sealed test part, originals only.
         missing: ids of videos that have no clip and are in no part.
         fingerprint: hash of the parts, labels and clip settings.
@@ -314,14 +316,15 @@ class FoldClips:
 
     @property
     def fewest_groups(self) -> int:
-        """Number of groups outside the test part with a real video, or with a fake one, whichever is smaller."""
+        """The smaller of two counts outside the test part: groups with a real video, and groups with a fake video."""
         return most_folds(_videos_of((*self.train, *self.validation)))
 
 
 def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
-    """Return the source of the run's clips that ``config.clip_source`` names: the shared store, or shards.
+    """Return the object that reads the run's clips, from the clip store or from shards (``config.clip_source``).
 
-    Shards hold the clips that ``made`` (AUGMENTED) lists. All of them are checked before this returns.
+    The store has one file per clip and is shared by runs. Shards are a few large files with the clips that ``made``
+    (table AUGMENTED) lists. All shards are checked before this function returns.
 
     Raises:
         DataError: the shards are missing or damaged.
@@ -336,12 +339,12 @@ def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
 
 
 def made_clips(made: pl.DataFrame) -> list[tuple[str, int]]:
-    """Return the sorted (video id, augmentation index) of every clip that ``made`` (AUGMENTED) lists."""
+    """Return the sorted pairs (video id, augmentation index) of all clips that the table ``made`` (AUGMENTED) lists."""
     return sorted(set(made.select("video_id", "augmentation_index").iter_rows()))
 
 
 def with_counterparts(clips: FoldClips, index: pl.DataFrame) -> FoldClips:
-    """Return the fold with the real counterparts of its training fakes, for ``wavelet_bands``.
+    """Return the fold with the real counterpart of each training fake, which the augmentation ``wavelet_bands`` needs.
 
     The counterpart of a fake is a real of its group with the same number of frames and the same frame size. Fakes have
     one if every frame was made from a frame of a real, as in a face swap. Augmented copies have none, since they show
@@ -453,9 +456,9 @@ def fold_clips(rows: TrainingRows, source: Any, config: RunConfig, fold: int | N
 
 
 def inner_folds(rows: Sequence[ClipRow], most: int, seed: int) -> IntArray:
-    """Return the inner fold of each of N training rows, int64 (N,): at most ``most`` folds, which keep groups together.
+    """Divide N training rows into at most ``most`` inner folds, and return the fold number of each row, int64 (N,).
 
-    There are fewer folds if a label is in fewer groups.
+    All rows of a group are in one fold. If a label is in fewer than ``most`` groups, there are only that many folds.
     """
     videos = _videos_of(rows)
     num_folds = min(most, most_folds(videos))
@@ -465,11 +468,11 @@ def inner_folds(rows: Sequence[ClipRow], most: int, seed: int) -> IntArray:
 
 
 def inner_parts(clips: FoldClips, seed: int) -> list[FoldClips]:
-    """Divide the training groups of a fold into two parts, for cross-fitting.
+    """Divide the training groups of a fold into two halves, and return the two ``FoldClips`` for cross-fitting.
 
-    Each result has the rows of one part as ``train``, and the originals of the other part as ``validation``. A network
-    that is trained on the first gives held-out logits of the second.
-    The test part of a result stays sealed: choices of such a network do not open it.
+    Each result has the rows of one half as ``train``, and the originals of the other half as ``validation``. A network
+    that is trained on ``train`` gives held-out logits of ``validation``. The choices of such a network cannot open the
+    test part of a result.
     """
     part_of = inner_folds(clips.train, INNER_PARTS, seed)
     rows = list(zip(clips.train, part_of, strict=True))

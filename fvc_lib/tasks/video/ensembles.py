@@ -1,8 +1,8 @@
-"""Combine several finished runs into one detector, an ensemble, and write its folder.
+"""Combine several finished runs into an ensemble, and write its folder.
 
-Runs that differ in their seed alone form one detector, the mean of their calibrated scores. The ensemble is the mean
-over its detectors. For outer fold k every run answers with its network of fold k, which has seen no video of that
-fold's groups.
+Runs that differ in their seed alone count as one detector, whose score is the mean of the runs' calibrated scores. The
+score of the ensemble is the mean over its detectors. A test video of outer fold k is scored by every run's network of
+fold k, which has seen no video of that fold's groups.
 """
 
 import math
@@ -164,7 +164,7 @@ def write_ensemble(
         ``(results, audit, record)``: the tables RESULTS and LEAKAGE_AUDIT, and the record.
 
     Raises:
-        LeakageError, DataError: as ``results.check_predictions``.
+        LeakageError, DataError: the predictions do not fit the folds (``results.check_predictions``).
     """
     (folder.root / ENSEMBLE_RECORD).unlink(missing_ok=True)
     first = members[0]
@@ -221,8 +221,8 @@ def _member_record(member: Member, folder: RunPaths, folds: Sequence[int]) -> Me
 def _audit(members: Sequence[Member]) -> pl.DataFrame:
     """Return the ensemble's table LEAKAGE_AUDIT.
 
-    It has one row per member, with the number of passed checks of the member's audit. After the first of these rows
-    come the checks of the data. They are listed once, because all members have the same data.
+    It has one row per member, with the number of passed checks of the member's own audit. The checks of the data follow
+    the first of these rows. They are listed once, because all members have the same data.
     """
     rows = list[tuple[object, ...]]()
     for number, member in enumerate(members):

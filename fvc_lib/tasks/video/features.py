@@ -61,7 +61,7 @@ class FeatureSource:
 
     @property
     def shape(self) -> Shape:
-        """Shape (N T, 3, S, S) of the frames of a video's N clips."""
+        """Shape (N T, 3, S, S) of the frames of one video: N clips with T frames each."""
         shape: Shape = self.clips.shape
         return shape
 
@@ -135,7 +135,8 @@ def with_features(
 
     Raises:
         StoppedError: ``stop`` returned True.
-        UsageError: as ``build_detector`` and ``frozen_trunk``.
+        UsageError: the network cannot be built, or a setting contradicts features that are computed once
+            (``frozen_trunk``).
     """
     if (config.tune or DETECTORS.get(config.model).tune) != "head":
         return source
@@ -179,14 +180,14 @@ def with_features(
 
 
 def frozen_trunk(network: nn.Module, config: RunConfig) -> Trunk | None:
-    """Return the trunk of ``network`` if its features can be computed once; None if it must see clips in every epoch.
+    """Return the trunk of ``network`` if its features can be computed once; None if they must be computed every epoch.
 
-    The trunk is the network without its head. Only a trunk with pretrained weights that are not trained qualifies:
-    random weights differ between trainings. The trunk of a user's file never qualifies.
+    The trunk is the network without its head. Its features can be computed once if it has pretrained weights that are
+    not trained. Random weights differ between trainings, so they do not qualify. Nor does the trunk of a user's file.
 
     Raises:
-        UsageError: the trunk qualifies, but a setting is on that changes clips during training, such as mixup, or
-            that freezes or unfreezes stages of the trunk.
+        UsageError: the features can be computed once, but a setting contradicts this. It changes clips during training,
+            such as mixup, or it freezes or unfreezes stages of the trunk.
     """
     trunk = network.trunk if isinstance(network, Detector) else None
     tune = config.tune or DETECTORS.get(config.model).tune

@@ -74,7 +74,7 @@ _Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class CellNetworkError(UsageError):
-    """A network stands in the cell of a notebook, so that no other program can build it."""
+    """The error that a network's class was written in a notebook cell, so that no other program can build it."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class VideoDetector(Predictor):
         """Return the detector of an opened bundle.
 
         Raises:
-            FvcError: the bundle has content that no export writes.
+            FvcError: a file of the bundle has invalid content.
         """
         folder = bundle.folder
         standing = bundle.record.standing
@@ -267,7 +267,11 @@ class VideoDetector(Predictor):
         return cls(lead.networks, known, lead.ranges, standing, lambda: lead.distance, tuple(cautions), record, members)
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write the files that ``of_bundle`` reads to ``folder``, and return the section of ``bundle.json``."""
+        """Write this detector's files of a bundle to ``folder``, and return its section of ``bundle.json`` as a dict.
+
+        The files are the table of the run's videos and the features of these videos. An ensemble has a bundle of each
+        member instead of the features. ``of_bundle`` reads the files.
+        """
         write_table(self.known.anonymous(), KNOWN_VIDEOS, folder / _KNOWN)
         if self.ensemble is not None:
             section = Section(ranges=self.ranges, ensemble=self._write_members(folder, self.ensemble))
@@ -308,7 +312,10 @@ class VideoDetector(Predictor):
 
     @cached_property
     def model_id(self) -> str:
-        """The text ``name@digest``. The digest covers the weights, and for an ensemble how members are combined."""
+        """The detector's id in verdicts, ``name@digest``.
+
+        The digest covers the weights, and for an ensemble how its members are combined.
+        """
         record, folds = self.ensemble, self.networks.folds
         decides: Any = {str(fold): folds[fold].weights for fold in self.networks.judges}
         if record is not None:
@@ -318,7 +325,10 @@ class VideoDetector(Predictor):
 
     @cached_property
     def identity(self) -> str:
-        """A text that changes whenever anything changes that affects an answer, such as weights or settings."""
+        """A text that identifies the detector's behaviour.
+
+        It changes with everything that affects a finding, such as weights, settings or the run's videos.
+        """
         decides: list[Any] = [_VERSION, self.config.near_duplicate_bits, self.ranges.model_dump_json()]
         for networks in self._all_networks:
             folds = [networks.folds[fold] for fold in networks.judges]
@@ -350,7 +360,7 @@ class VideoDetector(Predictor):
 
     @cached_property
     def place_of(self) -> dict[str, int]:
-        """The row numbers in ``known.rows``, by SHA-256 of the video's content.
+        """A dict from the SHA-256 of a video's content to the video's row number in ``known.rows``.
 
         If several rows have the same content, a row with a score is used.
         """
@@ -361,7 +371,7 @@ class VideoDetector(Predictor):
     # Findings
 
     def findings(self, files: Sequence[Path], *, workers: int = 0) -> Generator[Finding]:
-        """Yield one finding per file, in any order; a bad file gives a finding with a failure.
+        """Yield one finding per file, in any order: the file's scores, or why it has none.
 
         If a member of an ensemble cannot judge a file, the ensemble yields that member's finding.
 
@@ -398,7 +408,7 @@ class VideoDetector(Predictor):
     def _looked_at(self, files: Sequence[Path], workers: int) -> Generator[Finding]:
         """Yield the findings of this detector's own networks; members of an ensemble are not used.
 
-        Arguments are those of ``findings``.
+        ``files`` are absolute paths. ``workers`` is the number of processes that decode; 0: one per core.
         """
         networks, distance = self.networks, self.distance
         probes = dict[int, ProbeResult]()
@@ -441,10 +451,10 @@ class VideoDetector(Predictor):
                     yield Finding(probed.path, probed.content_sha256, logits=logits, unfamiliar=unfamiliar)
 
     def _unscored(self, probed: ProbeResult, failure: str) -> Finding | None:
-        """Return the finding on a file that no network has to judge; None if networks must judge it.
+        """Return the finding on a file if it is known without the networks; None if the networks must judge the file.
 
-        No network has to judge a file that cannot be read, is a video of the run or nearly a copy of one, or has no
-        clip. ``failure`` says why the file has no clip; it is empty if there is a clip.
+        It is known if the file cannot be read, has no clip, or is a video of the run or a near-duplicate of one.
+        ``failure`` says why the file has no clip; it is empty if there is a clip.
         """
         path, content = probed.path, probed.content_sha256
         if probed.probe is None:
@@ -552,13 +562,13 @@ def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
 
 
 def held_back(paths: RunPaths, folds: Collection[int]) -> float:
-    """Return the divisor, at least 1, of the log odds by the network trained on all groups.
+    """Return a number, at least 1, by which to divide the log odds of the network that was trained on all groups.
 
     The network's temperature may be fitted on the few videos that also chose its epoch. Its log odds may then be too
     large, so they are scaled down to the size of the out-of-fold log odds.
 
-    The divisor is a ratio of medians over the videos that calibrated the network: its absolute log odds, divided by
-    the absolute out-of-fold log odds.
+    The divisor is a ratio of two medians over the videos that calibrated the network: the median of the network's
+    absolute log odds, divided by the median of the absolute out-of-fold log odds.
 
     Raises:
         UsageError: none of these videos has an out-of-fold score.
@@ -605,17 +615,18 @@ def known_videos(
 
 
 def write_features(paths: RunPaths, *, final: bool = False) -> None:
-    """Store the features of a run's tested videos, with which ``predict`` compares new files.
+    """Write the features of a run's tested videos to a file; the command ``predict`` compares new files with them.
 
-    If weights of the folds are gone, for example deleted by ``clean --models``, nothing is written. For a network that
-    stands in a notebook's cell, a sentence is printed instead.
+    If weights of the folds are gone, for example deleted by ``clean --models``, nothing is written. If the network's
+    class was written in a notebook cell, nothing is written and a sentence is printed.
 
     Args:
         paths: the run; its clips must be in the store, else no features are stored.
         final: whether the network trained on all groups computes them, instead of the networks of the folds.
 
     Raises:
-        UsageError, FvcError: as ``VideoDetector.of_run``.
+        UsageError: the run is not finished, or ``final`` and there is no network trained on all groups.
+        FvcError: a file of the run is damaged.
         OSError: the file cannot be written.
     """
     weights = [paths.fold_checkpoints(fold) / BEST for fold in range(run_config(paths.params_yaml).num_trainings)]
@@ -635,7 +646,10 @@ def write_features(paths: RunPaths, *, final: bool = False) -> None:
 
 
 def stored_distance(paths: RunPaths, networks: Networks) -> FeatureDistance | None:
-    """Return the features that ``write_features`` stored; None if it found no features, or no network sees frames.
+    """Return the stored features of the run's tested videos, with which new files are compared.
+
+    ``write_features`` stored them. The result is None if that function found no features, or if the networks see no
+    frames.
 
     Raises:
         DataError: the file is missing or damaged, or other networks computed its features.
@@ -655,7 +669,10 @@ def stored_distance(paths: RunPaths, networks: Networks) -> FeatureDistance | No
 
 
 def index_of_files(run: RunPaths) -> pl.DataFrame:
-    """Return INDEX of the run's original videos, before any re-encoding. New files are compared with these."""
+    """Return the index of the run's original videos (table INDEX, one row per video), before any re-encoding.
+
+    The codecs, sizes and lengths of new files are compared with these.
+    """
     return read_table(run.original_index if run.original_index.is_file() else run.index, INDEX)
 
 

@@ -13,7 +13,7 @@ control that gives all videos the same score has an interval of width zero.
 
 Slices are the AUCs of subsets of the videos, by platform, kind of fake, length, size and codec. They are many and
 small, so some look good or bad by chance, and no interval is adjusted for their number. A kind of fake is compared with
-all reals, since fakes alone have no AUC. So the slices' numbers of videos add up to more than all videos.
+all reals, since fakes alone have no AUC. The same reals are therefore in several slices.
 """
 
 import math
@@ -126,8 +126,9 @@ def forensic_features(path: Path, config: RunConfig) -> pl.DataFrame:
 def made_samples(clips: Path, features: Path, config: RunConfig) -> pl.DataFrame:
     """Return the samples of a run: one row per clip, or one row per video for a model on forensic features.
 
-    The rows of clips are AUGMENTED; of a probe with forensic views, those of videos with forensic features. The rows of
-    videos have the columns ``video_id group_id augmentation_index``; the index is always 0.
+    For a model on clips the result is the table AUGMENTED. A probe may also take forensic features; then only the rows
+    of videos with such features are returned. For a model on forensic features alone, the columns are ``video_id
+    group_id augmentation_index``, and the index is always 0.
 
     Args:
         clips: the run's file of AUGMENTED.
@@ -160,7 +161,7 @@ def undecoded(folds: pl.DataFrame, clips: pl.DataFrame, protocol: pl.DataFrame |
 
 
 def earlier_openings(run_json: Path, superseded: Path, folders: Sequence[Path]) -> tuple[int, str]:
-    """Count the trainings that opened an outer fold of a run and were later replaced.
+    """Count the trainings that opened an outer fold of a run (read its test labels) and were later replaced.
 
     Args:
         run_json: the record of the run.
@@ -209,7 +210,7 @@ def kfold_results(
         across: results of ``scores_across_sources``, whose AUCs have the scope ``across_sources``.
 
     Raises:
-        LeakageError, DataError: as ``check_predictions``.
+        LeakageError, DataError: the predictions do not fit the folds (``check_predictions``).
     """
     check_predictions(folds, predictions, left_out=left_out, labels_were_shuffled=config.shuffle_labels)
     predictions = predictions.sort("video_id")
@@ -243,7 +244,10 @@ def kfold_results(
 
 
 def sees_bars(config: RunConfig) -> bool:
-    """Return whether frames show the shape of the picture, by black bars (letterboxed) or by distortion (squashed)."""
+    """Return whether the model's frames reveal the aspect ratio of a video.
+
+    Letterboxed frames reveal it by black bars, and squashed frames by distortion. Cropped frames do not.
+    """
     return config.of_features != "forensic" and not config.clips.view.fit.startswith("crop") and not config.crop
 
 
@@ -268,10 +272,11 @@ def within_sources(index: pl.DataFrame, predictions: pl.DataFrame, column: str) 
 
 
 def within_pixels(index: pl.DataFrame, predictions: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """Return ``{"within_pixels": videos}``: predicted videos without the fakes that no pixel can show to be fake.
+    """Return ``{"within_pixels": videos}``: the predicted videos without the fakes whose footage is real.
 
-    The footage of these fakes is real; their ``manipulation``, such as ``staged``, is in ``OUTSIDE_PIXELS``. The result
-    is empty if there are none. ``videos`` is a table with the column ``video_id``.
+    Pixels cannot reveal such a fake: it is staged, out of context or miscaptioned (``OUTSIDE_PIXELS``, values of the
+    column ``manipulation``). ``videos`` is a table with the column ``video_id``. The result is empty if there are no
+    such fakes.
     """
     manipulation = pl.col("manipulation").str.to_lowercase().str.replace_all("[-_]", " ")
     outside = index.filter(manipulation.is_in(OUTSIDE_PIXELS))
@@ -282,14 +287,17 @@ def within_pixels(index: pl.DataFrame, predictions: pl.DataFrame) -> dict[str, p
 def scores_across_sources(
     index: pl.DataFrame, folds: pl.DataFrame, config: RunConfig, logits_of: Callable[[pl.DataFrame], pl.DataFrame]
 ) -> dict[str, pl.DataFrame]:
-    """Return scores of the model and of metadata for folds that keep sources together (``config.source_column``).
+    """Return out-of-fold scores on new folds, which keep all videos of a source together.
+
+    So each video is scored by a model that was trained on no video of its source. The scores are those of the run's
+    kind of model, and of a classifier that sees only metadata.
 
     Args:
         index: INDEX schema.
         folds: the run's folds (FOLDS schema), of videos that have clips.
-        config: gives source_column, num_folds and seed.
-        logits_of: called with a FOLDS table; returns it with a column ``score``, the logits of models that were fitted
-            to the other folds.
+        config: gives source_column (the column of the index or manifest that names the source), num_folds and seed.
+        logits_of: called with a FOLDS table; returns the table with a column ``score``, the logits of models that were
+            fitted to the other folds.
 
     Returns:
         Tables with the columns ``video_id group_id label fold score``, by the names ``model`` and ``metadata_only``.
@@ -355,7 +363,8 @@ def _row(
 def with_targets(scored: pl.DataFrame, protocol: pl.DataFrame | None) -> pl.DataFrame:
     """Return ``scored`` with a column ``target``, or unchanged if the protocol tests no targets.
 
-    Some protocols hold out a whole corpus or generator for testing. The target names the one that a video belongs to.
+    Some protocols hold out whole corpora or generators for testing. ``target`` is the name of the held-out corpus or
+    generator that the video belongs to.
     """
     if protocol is None or protocol["target"].drop_nulls().is_empty():
         return scored
@@ -364,9 +373,10 @@ def with_targets(scored: pl.DataFrame, protocol: pl.DataFrame | None) -> pl.Data
 
 
 def with_cases(scored: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
-    """Return ``scored`` with a column ``case``: the video's case in the manifest, or else its id.
+    """Return ``scored`` with a column ``case``, the name of the set of videos that get one score together.
 
-    A case is a set of videos of one event, which get one score together.
+    A case is a set of videos of one event and one group. The name is ``GROUP: CASE`` with the case that the manifest
+    states. A video without a stated case is a case of its own, named by the video id.
     """
     stated = pl.format("{}: {}", "group_id", source_expression(index, "case"))
     cases = index.select("video_id", case=pl.coalesce(stated, "video_id"))
@@ -374,10 +384,11 @@ def with_cases(scored: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
 
 
 def of_cases(scored: pl.DataFrame, how: CaseScore) -> pl.DataFrame:
-    """Return ``scored`` with one row per case; its score is the mean or maximum over its videos (``case_scores``).
+    """Combine the scores of the videos of each case, and return one row per case.
 
-    If ``scored`` has a column ``logit``, logits are combined; else scores are, as for controls. All videos of a case
-    are of one fold, so they share its temperature and threshold.
+    A case is a set of videos of one event (column ``case`` of ``scored``). Its score is the mean or the maximum over
+    its videos, as ``how`` says. If ``scored`` has a column ``logit``, logits are combined, otherwise scores. All videos
+    of a case are in one fold, so they have the same temperature and threshold.
     """
     column = "logit" if "logit" in scored.columns else "score"
     rows, values = case_scores(scored[column], scored["case"], how)
@@ -440,7 +451,8 @@ def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
 def _source_rows(source: str, scored: pl.DataFrame, names: Sequence[str], config: RunConfig) -> list[Row]:
     """Return the rows of RESULTS for the model or one control, in every scope.
 
-    The scopes are all folds, all folds with one vote per group, every target, all cases and every fold.
+    The scopes are all folds, all folds with one vote per group, every target (a held-out corpus or generator), all
+    cases (sets of videos of one event), and every single fold.
 
     Args:
         source: the model or the control.
@@ -620,8 +632,9 @@ def chosen_table(predictions: pl.DataFrame, selections: Sequence[RecordedSelecti
 
     Returns:
         The columns ``fold temperature threshold num_test_videos num_test_groups called_fake_share epoch
-        num_inner_videos num_inner_groups``. The last two count the videos that chose. Null means not recorded, or that
-        no epoch was chosen. ``called_fake_share`` is the share of test videos called fake.
+        num_inner_videos num_inner_groups``. The last two count the videos, and their groups, on which the values were
+        chosen. Null means not recorded, or that no epoch was chosen. ``called_fake_share`` is the share of test videos
+        called fake.
     """
     names = ["fold", "epoch", "num_inner_videos", "num_inner_groups"]
     known = [(fold, record.selection) for fold, record in enumerate(selections) if record]
@@ -638,7 +651,9 @@ def chosen_table(predictions: pl.DataFrame, selections: Sequence[RecordedSelecti
 
 
 def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedSelection | None]) -> str:
-    """Return a text on the goal that the thresholds were chosen for, and on whether there are enough reals for it.
+    """Return a text on the goal of the thresholds, such as a false positive rate, and on whether the reals suffice.
+
+    Reals are few if the threshold could not be chosen for the goal, or if the tested reals cannot show that it holds.
 
     Args:
         predictions: PREDICTIONS schema, all folds together.

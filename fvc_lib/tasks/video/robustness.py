@@ -75,7 +75,7 @@ def score_levels(
         index: INDEX of the run.
         predictions: PREDICTIONS of the run, all folds together.
         folder: folder of the journals, one folder per level.
-        levels: names, as ``levels_named`` returns them.
+        levels: names of levels of disturbance (``levels_named``).
         workers: number of processes that decode and encode; 0: one per core.
         progress: called with (done, total), both numbers of videos summed over all levels.
 
@@ -124,7 +124,7 @@ def _scored(
 ) -> Generator[Finding]:
     """Yield the finding on each file of ``todo`` at a level, in any order.
 
-    Its only logit is the network's, with the prior logit added.
+    A finding has one logit: the output of the network that had not seen the video, with the prior logit added.
 
     Args:
         networks: the networks of all folds of the run.

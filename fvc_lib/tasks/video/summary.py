@@ -24,10 +24,10 @@ from fvc_lib.tasks.video.data import ClipRow, FoldClips, labels_of, prior_logit
 
 @dataclass(frozen=True)
 class Candidate:
-    """Settings that a model on features could choose, and their loss.
+    """One of the settings from which a model on features chooses, with its loss.
 
     Attributes:
-        settings: the settings by name.
+        settings: the values by name, such as a number of rounds.
         inner_loss: loss on inner folds of the training groups, in nats per video, weighted as in training; NaN if the
             groups are too few for inner folds.
     """
@@ -40,7 +40,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSummary(TrainingRecord):
-    """One finished training of a fold, of the model or of one of its controls.
+    """The summary of one finished training of a fold: that of the model, or of one of its controls.
 
     Attributes:
         temperature: divisor of the logits.
@@ -60,7 +60,7 @@ class TrainingSummary(TrainingRecord):
 
     @property
     def selection(self) -> Selection:
-        """The selection on training groups."""
+        """The epoch, temperature and threshold that were chosen on training groups, and their quality there."""
         return self.recorded.selection
 
     def schedule(self) -> str:
@@ -115,7 +115,7 @@ def choose(
 ) -> RecordedSelection:
     """Choose temperature and threshold on the videos ``clips.validation``, and record the choice in ``folder``.
 
-    Without the record the sealed ``clips.test`` cannot be opened.
+    The sealed test part ``clips.test`` can only be opened with this record.
 
     Args:
         clips: the fold.
@@ -174,7 +174,9 @@ def score_outer_fold(
 
 
 def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
-    """Return the table PREDICTIONS of an outer fold, sorted by video id.
+    """Return the table PREDICTIONS of an outer fold: one row per test video, sorted by video id.
+
+    It has the model's score and logit, the threshold and temperature, and the scores of the controls.
 
     Args:
         fold: number of the outer fold.
@@ -211,14 +213,14 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
 def validation_table(
     fold: int | None, clips: FoldClips, outputs: FloatArray, recorded: RecordedSelection
 ) -> pl.DataFrame:
-    """Return the table of the N videos that chose, with the logits on which the choices were made.
+    """Return a table of the N videos on which temperature and threshold were chosen, with their logits.
 
     Args:
         fold: number of the outer fold, for a table VALIDATION_PREDICTIONS. None: the network trained on all groups, for
             a table FINAL_VALIDATION.
         clips: the fold.
         outputs: float64 (N,), without the prior logit.
-        recorded: the choices; the prior logit and the temperature are written.
+        recorded: the record of the choices. Its prior logit is added to the logits, and its temperature is a column.
     """
     rows = clips.validation
     columns: dict[str, object] = {

@@ -1,13 +1,13 @@
 """Train the model of an outer fold and its controls, and score the fold's test videos once.
 
 Epoch, temperature and threshold are chosen on the inner validation part. With ``inner_validation_share`` 0 there is no
-such part. All training groups then train for all epochs, and the last weights are the result. Temperature and threshold
-come from cross-fitting: the groups are divided into two parts, and a network that is trained on the one scores the
-other.
+such part. Then the network is trained on all training groups for all epochs, and its last weights are the result.
+Temperature and threshold come from cross-fitting: the training groups are divided into two halves, and each half is
+scored by a further network that is trained on the other half.
 
 A control is the same training on other labels, for example shuffled ones; the model is compared with it.
 
-``train_fold`` without a fold trains one model on all groups, which has no test part.
+``train_fold`` without a fold trains one model on all groups. No group is left to test this model.
 """
 
 import logging
@@ -89,10 +89,10 @@ Parts = dict[str, FoldClips]  # clips of the model (key: empty text) and of its 
 def train_fold(
     paths: RunPaths, config: RunConfig, fold: int | None = None, **options: Unpack[TrainingOptions]
 ) -> TrainingOutcome[TrainingSummary]:
-    """Train and score outer fold ``fold`` (0-based), resuming an earlier attempt.
+    """Train the model of outer fold ``fold`` (0-based) and its controls, and score the fold's test videos.
 
-    Reads ``tables/folds.parquet`` and the clips. Writes ``checkpoints/fold_K`` and
-    ``tables/predictions_fold_K.parquet``. For a finished fold, the stored outcome is returned without training.
+    An attempt that was stopped is resumed. For a finished fold, the stored outcome is returned without training. Reads
+    ``tables/folds.parquet`` and the clips. Writes ``checkpoints/fold_K`` and ``tables/predictions_fold_K.parquet``.
 
     Without a fold, train one model on all groups (``train_final``). It is not tested, and none of its control
     models (such as one that learns shuffled labels) is trained. Writes
@@ -100,7 +100,7 @@ def train_fold(
 
     Raises:
         DataError: the fold does not exist, clips are missing, or the training part has one class.
-        FvcError: as ``OpenTraining``, which explains the options.
+        FvcError: an error that ``OpenTraining`` describes; its docstring also explains the options.
     """
     return open_training(paths, config, fold, **options).run()
 
@@ -112,22 +112,23 @@ def open_training(
     network: Callable[[], nn.Module] | None = None,
     **options: Unpack[TrainingOptions],
 ) -> OpenTraining[TrainingSummary]:
-    """Open the training of ``train_fold`` for a loop over its batches. ``finish`` writes the same files.
+    """Return the training of an outer fold as an object, so that the caller can write the loop over its batches.
 
-    A model on features has no batches: ``finish`` fits it.
+    ``train_fold`` runs the same training in a single call. After the loop, the object's method ``finish`` scores the
+    test videos and writes the files that ``train_fold`` writes. A model on features has no batches: ``finish`` fits it.
 
     Args:
         paths: the run.
         config: the run's configuration.
         fold: the outer fold, from 0; None: all groups.
         network: class or function that builds the network; None: the one that ``config.model`` names. It maps uint8
-            frames (B, T, 3, H, W) to logits (B,). Its memory is not measured before the training. The record has its
-            class; commands that load trained weights need it in a file.
-        options: as ``OpenTraining``.
+            frames (B, T, 3, H, W) to logits (B,). Its memory is not measured before the training. The name of its class
+            is recorded. Commands that load the trained weights later can only find a class that is in a file.
+        options: optional arguments of ``OpenTraining``, such as ``metric_log``.
 
     Raises:
-        UsageError: ``network`` is given, and the run's model is one on features or trained on several ranks.
-        FvcError: as ``train_fold``.
+        UsageError: ``network`` is given, but the run's model is one on features or is trained on several ranks.
+        FvcError: an error that ``train_fold`` describes.
     """
     stage = _stage_of(fold)
     if network is not None and (config.of_features or config.num_ranks > 1):
@@ -152,9 +153,9 @@ def open_training(
 
 
 def first_look(paths: RunPaths, config: RunConfig, fold: int) -> tuple[list[str], list[pl.DataFrame], Batch | None]:
-    """Describe the training of a fold before it begins; raises as ``train_fold``.
+    """Describe the training of a fold before it begins.
 
-    For a network, one real training step is taken on the first batch.
+    For a network, one real training step is taken on the first batch. The errors are those of ``train_fold``.
 
     Returns:
         ``(lines, tables, batch)``: lines of text, two tables, and the batch of that step. The tables list the parts and
@@ -171,7 +172,10 @@ def first_look(paths: RunPaths, config: RunConfig, fold: int) -> tuple[list[str]
 
 
 def counts_table(outcome: TrainingOutcome[TrainingSummary]) -> pl.DataFrame:
-    """Return a table ``part number`` of the videos and clips that a training used, one row for each kind."""
+    """Return a table that counts the videos and clips that a training used.
+
+    The columns are ``part`` (what is counted, such as ``outer test videos``) and ``number``.
+    """
     done = outcome.training
     rows = [
         ("training videos", outcome.num_train),
@@ -186,18 +190,23 @@ def counts_table(outcome: TrainingOutcome[TrainingSummary]) -> pl.DataFrame:
 
 
 def fold_training(paths: RunPaths, config: RunConfig, fold: int | None = None) -> Training[TrainingSummary]:
-    """Return the training on clips for an outer fold, or on all groups (None); raises as ``train_fold``."""
+    """Return the training of a network for an outer fold, without starting it.
+
+    If ``fold`` is None, it is the training on all groups. The errors are those of ``train_fold``.
+    """
     return _training(paths, config, *read_fold(paths, config, fold))
 
 
 def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any, Parts]:
-    """Return ``(source, parts)``: the source of a fold's data, and the clips of the model and of its controls.
+    """Return ``(source, parts)``: an object that reads the data of videos, and the videos of each part of a fold.
 
-    The source is the run's clips, a ``FeatureTable`` for a model on forensic features, or ``Views`` for one on both.
+    ``parts`` maps a name to ``FoldClips`` (training, validation and test part): the empty text for the model, and the
+    name of each control. The source holds the run's clips. For a model on forensic features it is a ``FeatureTable``,
+    and for a model on clips and forensic features it is ``Views``.
 
     Raises:
-        DataError: as ``data.open_clips``, ``data.fold_clips`` and ``forensic_features``; or a clip that the run made
-            was deleted; or ``wavelet_bands`` finds no fake with a real counterpart.
+        DataError: clips or features are missing or damaged; the fold does not exist or a part of it lacks a class; or
+            ``wavelet_bands`` is on and no fake has a real counterpart.
     """
     table = read_table(paths.folds, FOLDS) if config.protocol == KFOLD else read_table(paths.protocol, PROTOCOL)
     rows = rows_to_train_on(table, config, fold)
@@ -221,11 +230,14 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any
 
 
 def across_sources(paths: RunPaths, config: RunConfig, index: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """Return scores of a model on features, and of metadata, for videos of sources that were not trained on.
+    """Return scores of each video by models that were trained on no video of the same source.
 
-    ``results.scores_across_sources`` describes the tables. The result is empty for other protocols than ``kfold``, and
-    with a warning if the clips were deleted, or if the column that the user named holds no two sources of each label.
-    It is also empty for networks: training them again takes long. The protocol ``leave_one_source_out`` does that.
+    The models are the run's model on features, and the metadata control, which sees no pixel. The result maps the names
+    of the two to tables of scores (``results.scores_across_sources``).
+
+    The result is empty for other protocols than ``kfold``. It is also empty for networks, because training them again
+    takes long; the protocol ``leave_one_source_out`` does that. If the clips were deleted, or the column
+    ``config.source_column`` does not have two sources of each label, it is empty and a warning is logged.
     """
     if not config.of_features or config.protocol != KFOLD:
         return {}
@@ -251,7 +263,7 @@ def across_sources(paths: RunPaths, config: RunConfig, index: pl.DataFrame) -> d
 
 
 class VideoTask:
-    """Train a network on real and fake clips with a class-weighted binary cross-entropy.
+    """The training task of a network on real and fake clips: its data, network and class-weighted cross-entropy.
 
     Args:
         training: the clips that the network is trained on.
@@ -284,7 +296,10 @@ class VideoTask:
         return model
 
     def begin_epoch(self, model: nn.Module, epoch: int) -> None:
-        """Freeze or unfreeze the stages below the head for ``epoch``; parameters that ``tune`` excludes stay frozen."""
+        """Freeze or unfreeze the stages (blocks of layers) below the head for ``epoch``, as the configuration says.
+
+        Parameters that the setting ``tune`` excludes from training stay frozen.
+        """
         freeze_epochs, stage_epochs = self._config.freeze_backbone_epochs, self._config.unfreeze_stage_epochs
         if not (freeze_epochs or stage_epochs):
             return
@@ -331,14 +346,15 @@ class VideoTask:
         return LossSum(loss + penalty, weights.sum())
 
     def new_accumulator(self) -> "BinaryScores":
-        """Return an empty ``BinaryScores``."""
+        """Return an empty ``BinaryScores``, which collects logits and labels of videos and computes metrics of them."""
         return BinaryScores(self._config.clips_per_video)
 
 
 class BinaryScores(SampleColumns):
-    """Collect logits and labels of N videos; the logit of a video is the mean over its ``clips`` consecutive samples.
+    """Logits and labels of N videos, collected batch by batch, and metrics of them.
 
-    Reads ``outputs["logits"]`` (B,) and ``batch.tensors["label"]`` (B,) of 0 and 1.
+    A video has ``clips`` consecutive samples, one per clip. Its logit is the mean over these samples. ``update`` reads
+    ``outputs["logits"]`` (B,) and ``batch.tensors["label"]`` (B,) of 0 and 1.
     """
 
     def __init__(self, clips: int = 1) -> None:
@@ -442,15 +458,16 @@ def _stage_of(fold: int | None) -> str:
 
 
 def _output_of(paths: RunPaths, fold: int | None) -> Path:
-    """Return the path of the table that a training writes last."""
+    """Return the path of the table that the training of ``fold`` writes last; None is the training on all groups."""
     return paths.final_validation if fold is None else paths.predictions(fold)
 
 
 def _inner_parts(name: str, clips: FoldClips, config: RunConfig) -> Parts:
-    """Return the parts for cross-fitting, by the name of the network that each part trains.
+    """Return the parts for cross-fitting, by the names of the networks that are trained on them.
 
-    The result is empty if the run has an inner validation part, since nothing is cross-fitted then. ``name`` is the
-    name of the control, or empty for the model.
+    In cross-fitting, each half of the training groups is scored by a network that is trained on the other half. The
+    result is empty if the run has an inner validation part, because then nothing is cross-fitted. ``name`` is the name
+    of the control, or empty for the model.
     """
     parts = data.inner_parts(clips, config.seed) if config.cross_fits else ()
     return {f"{name}/inner_{number}".lstrip("/"): part for number, part in enumerate(parts)}
@@ -468,11 +485,11 @@ def _finished(
 
     Args:
         paths: the run.
-        parts: the clips of the model and its controls, by name; those of all groups have no test part.
-        summaries: the trainings, by name.
-        outputs: the model's logits of the videos that chose, float64 (N,).
-        judges: by name, the functions ``logits_of`` and ``log`` of ``score_outer_fold``.
-        kind: as in ``Finished``.
+        parts: the clips of the model and its controls, by name. In a training on all groups they have no test part.
+        summaries: the summaries of the trainings, by name.
+        outputs: the model's logits of the N videos on which temperature and threshold were chosen, float64 (N,).
+        judges: by name, the functions ``logits_of`` and ``log`` that ``score_outer_fold`` calls.
+        kind: the class of a model that is fitted without training steps; None for a network.
     """
     fold = parts[""].fold
     inner = validation_table(fold, parts[""], outputs, summaries[""].recorded)
@@ -501,6 +518,8 @@ def _sizes(clips: FoldClips) -> dict[str, Any]:
 
 def _with_features(paths: RunPaths, config: RunConfig, source: Any, place: float, options: TrainingOptions) -> Any:
     """Return ``source`` with the features that a frozen trunk computes from its clips (``with_features``).
+
+    If the trunk is not frozen, ``source`` itself is returned.
 
     Args:
         paths: the run.
@@ -534,7 +553,7 @@ def _task(source: ClipSource, clips: FoldClips, config: RunConfig, build: Callab
 def _summary(trained: TrainedNetwork, outputs: FloatArray, clips: FoldClips, config: RunConfig) -> TrainingSummary:
     """Choose temperature and threshold of a network, and return the summary of its training.
 
-    Arguments are those of ``choose``.
+    ``outputs`` are the network's logits of the N videos ``clips.validation``, float64 (N,).
     """
     state = trained.state
     epoch = 0 if config.cross_fits else state.best_epoch
@@ -563,17 +582,18 @@ def _summary(trained: TrainedNetwork, outputs: FloatArray, clips: FoldClips, con
 
 
 def _loss_weights(clips: FoldClips, config: RunConfig) -> tuple[float, float]:
-    """Return the weights of (real, fake) in the loss."""
+    """Return the weights of (real, fake) in the loss; both are 1 if the configuration does not balance the loss."""
     return data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0)
 
 
 def _logits_that_choose(
     judges: Sequence[tuple[TrainedNetwork, FoldClips]], source: ClipSource, clips: FoldClips, num_clips: int
 ) -> FloatArray:
-    """Return the logits of the N videos ``clips.validation``, float64 (N,).
+    """Return the logits of the N videos ``clips.validation``, float64 (N,), which choose temperature and threshold.
 
     Args:
-        judges: networks, each with clips whose ``validation`` it scores; together they have all N videos.
+        judges: pairs of a network and clips; the network scores the ``validation`` part of these clips. Together these
+            parts have all N videos.
         source: the clips.
         clips: the fold.
         num_clips: number of clips of a video, whose logits are averaged.
@@ -596,7 +616,7 @@ def _logits(trained: TrainedNetwork, source: ClipSource, num_clips: int, rows: S
 
 
 def _read_clips(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any, Parts]:
-    """Return ``read_fold`` of a model on features.
+    """Check the settings of a model on features, and return the source and the parts of a fold (``read_fold``).
 
     Raises:
         UsageError: settings that a model on features does not use, or a trunk without pretrained weights.
@@ -610,10 +630,10 @@ def _read_clips(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[A
 def _features_of(
     paths: RunPaths, config: RunConfig, source: Any, fold: int | None, options: TrainingOptions
 ) -> classical.Source:
-    """Return the features of the clips in ``source``; those of a trunk are computed here if they are missing.
+    """Return the features of the videos in ``source``. Features of a trunk are computed here if they are missing.
 
     Raises:
-        StoppedError: ``stop`` of the options returned True; computed features stay in the cache.
+        StoppedError: the function ``stop`` in ``options`` returned True; computed features stay in the cache.
     """
     if config.of_features == "forensic":
         return source  # type: ignore[no-any-return]
@@ -625,7 +645,10 @@ def _features_of(
 def _training_on_features(
     paths: RunPaths, config: RunConfig, fold: int | None, options: TrainingOptions
 ) -> Training[TrainingSummary]:
-    """Return the training of a model on features, which has no steps: it is fitted, scored and tested at the end."""
+    """Return the training of a model on features.
+
+    Such a training has no steps. Its function ``finish`` fits the model and its controls, and scores the test videos.
+    """
     clip_source, parts = _read_clips(paths, config, fold)
     clips, stage = parts[""], _stage_of(fold)
     log = options["metric_log"]

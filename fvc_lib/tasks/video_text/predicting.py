@@ -57,9 +57,10 @@ class VideoTextPredictor(OneNetwork):
 
     @classmethod
     def read(cls, trained: Trained, folder: Path, files: pl.DataFrame | None) -> Self:
-        """Return the predictor of ``trained``, after reading its tokenizer in ``folder``, and its texts.
+        """Read the tokenizer and the texts of a trained network, and return its predictor.
 
-        The texts come from the run's table ``files``. If that is None, they are read from a table in ``folder``.
+        The tokenizer is in ``folder``. The texts come from the run's table ``files``; if it is None, they are read from
+        a table in ``folder``.
         """
         if files is None:
             texts = read_table(folder / _TEXTS, KNOWN_TEXTS)
@@ -80,7 +81,7 @@ class VideoTextPredictor(OneNetwork):
     def decode_hash(self) -> str:
         """The hex SHA-256 of the code and the library that decode videos, as the clip store computes it.
 
-        Where it differs from the training's, answers may differ too.
+        If it differs from the hash at the training, predictions may differ a little from the run's.
         """
         return ClipStore.of(self.config).decode_hash
 

@@ -76,7 +76,7 @@ class VideoTextDataset(ClipDataset):
 
     Args:
         source: the clips of all videos of ``pairs``.
-        pairs: rows of the table that ``numbered`` returns.
+        pairs: a table of pairs with the columns ``video_index`` and ``text_index`` (``numbered`` adds these).
         tokenizer: turns texts into tokens.
         config: gives L, the number of tokens per text, and the text encoder.
     """
@@ -115,14 +115,14 @@ def text_tensors(tokenizer: TextTokenizer, texts: Sequence[str], config: RunConf
 
 
 class VideoTextOutputs(SampleColumns):
-    """Collect the outputs for all pairs of a video and a text, and compute metrics of them.
+    """A collector of a network's outputs for all pairs of a video and a text, which computes metrics from them.
 
-    It keeps the indices of video and text of every pair. It also keeps the embeddings, losses and written captions, if
-    the network returns them.
+    It stores the video index and the text index of every pair. If the network returns embeddings, losses and written
+    captions, these are stored too.
     """
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
-        """Add the outputs for one batch.
+        """Add the network's outputs for the pairs of ``batch`` to the collected ones.
 
         Raises:
             ValueError: the outputs still require grad.
@@ -170,10 +170,10 @@ class VideoTextOutputs(SampleColumns):
 
 
 class VideoTextTask:
-    """Train with the weighted sum of a contrastive loss and a captioning loss.
+    """Data, network and loss of task video_text: the weighted sum of a contrastive loss and a captioning loss.
 
     Every sample weighs 1; a caption's loss is the mean over its tokens. The contrastive loss compares all samples of
-    the effective batch. So it is the engine's joint loss, which is computed on the outputs of all micro-batches.
+    the effective batch. So the engine computes it (``joint_loss``) on the outputs of all micro-batches together.
 
     Args:
         training: training samples with the tensors that ``VideoTextNetwork.forward`` reads.
@@ -231,7 +231,7 @@ class VideoTextTask:
         return self.config.contrastive_weight * model.joint.scale.contrastive(*compared)
 
     def new_accumulator(self) -> VideoTextOutputs:
-        """Return an empty collector of outputs."""
+        """Return an empty ``VideoTextOutputs``, which collects the outputs of an evaluation."""
         return VideoTextOutputs()
 
 
@@ -297,16 +297,17 @@ def _clips_of(store: ClipStore, pairs: pl.DataFrame, missing: Sequence[str]) -> 
 def train_video_text(
     paths: RunPaths, config: RunConfig, fold: int | None = None, **options: Unpack[TrainingOptions]
 ) -> TrainingOutcome[TrainingRecord]:
-    """Train, choose the epoch on the validation part, and predict the test part once with that epoch's weights.
+    """Train a video-text network, choose the epoch on the validation part, and predict the test part once.
 
-    Reads ``tables/video_texts.parquet`` and the videos' clips; missing clips are made. Writes the checkpoints, next to
-    them ``tokenizer.json``, and ``tables/retrieval_ranks.parquet``, ``tables/captions.parquet`` and
-    ``tables/test_embeddings.safetensors``. Resumes an earlier attempt.
+    The test part is predicted with the weights of the chosen epoch. An earlier attempt is resumed. The input is
+    ``tables/video_texts.parquet`` and the videos' clips; missing clips are made. The outputs are the checkpoints, next
+    to them ``tokenizer.json``, and ``tables/retrieval_ranks.parquet``, ``tables/captions.parquet`` and
+    ``tables/test_embeddings.safetensors``.
 
     Raises:
         DataError: too many videos have no clip, a part is empty, or an output for the test part is not finite.
-        UsageError: as ``check_config``.
-        FvcError: as ``shared_training.train``, which explains ``options``.
+        UsageError: no loss has a weight, or the network, the text encoder or its tokenizer does not load.
+        FvcError: another error of a training. ``shared_training.OpenTraining`` lists these, and explains ``options``.
     """
     check_config(config)
     read = partial(video_text_training, paths, config)
@@ -314,7 +315,7 @@ def train_video_text(
 
 
 def check_config(config: RunConfig) -> None:
-    """Check that there is something to learn, and that the networks load.
+    """Check that at least one loss has a weight above 0, and that network and text encoder load.
 
     Raises:
         UsageError: no loss has a weight, or the network, the text encoder or its tokenizer does not load.
@@ -330,9 +331,9 @@ def check_config(config: RunConfig) -> None:
 
 
 def video_text_training(paths: RunPaths, config: RunConfig, ranks: Ranks | None = None) -> Training[TrainingRecord]:
-    """Return the training of the run's pairs that ``config`` describes, before it begins.
+    """Return the plan of a training on the run's pairs (data, network, settings, final scoring), which has not begun.
 
-    The tokenizer is trained on the texts of the training part. Rank 0 of the ranks makes missing clips.
+    The tokenizer is trained here, on the texts of the training part. Missing clips are made by rank 0 of the ranks.
 
     Args:
         paths: paths of the run.
@@ -391,11 +392,11 @@ def _finish(
     tokenizer: TextTokenizer,
     trained: Sequence[TrainedNetwork],
 ) -> Finished[TrainingRecord]:
-    """Predict the test part once.
+    """Predict the test part once, and log its metrics.
 
     Args:
         paths: paths of the run.
-        task: the task of the training; from here on its network writes captions.
+        task: the task of the training. It is changed: from now on its network also writes captions.
         test: samples of the test part.
         pairs: the pairs of the test part, in the same order.
         tokenizer: tokenizer of the captions.

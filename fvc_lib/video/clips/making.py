@@ -34,7 +34,7 @@ DECODE_FUNCTION = "fvc_lib.video.clips.worker:make_original"  # run in the worke
 
 @dataclass(frozen=True)
 class ClipReport:
-    """The result of ``make_clips``.
+    """The result of ``make_clips``: the numbers of new and of reused clips, and the videos that failed.
 
     Attributes:
         made: number of new clips.
@@ -59,13 +59,14 @@ def make_clips(
 ) -> ClipReport:
     """Make and store the missing clips of every video: one original clip, some augmented ones, and pseudo-fakes.
 
-    Pseudo-fakes are made for real and fake videos, because controls exchange labels. A video has none if a clip of it
-    shows no face.
+    Pseudo-fakes are clips whose face is blended with a changed copy of itself. Fake videos get them, too, because a
+    control (a training on shuffled labels) may treat a fake video as real. A video gets no pseudo-fakes if one of its
+    clips shows no face.
 
     Args:
         store: the store that clips are written to, which also states the number of pseudo-fakes.
-        index: an INDEX table.
-        corpus_root: the folder that its ``path`` column is relative to.
+        index: an INDEX table, one row per video.
+        corpus_root: the folder that the column ``path`` of ``index`` is relative to.
         augmentations_per_video: number of augmented clips of every video; the original clip is not counted.
         metadata_csv: the table to write (AUGMENTED), one row per clip, in the order of ``index``. None: no table.
         progress: called with (videos done, videos in all).
@@ -114,14 +115,14 @@ def make_clips(
 
 
 def write_seen(store: ClipStore, index: pl.DataFrame, path: AnyPath) -> pl.DataFrame:
-    """Write and return the table SEEN_CLIPS, which states which frames and part of the picture every clip shows.
+    """Write and return the table SEEN_CLIPS, which states the frames and the part of the picture that a clip shows.
 
-    It has one row per original clip. With the plain view (whole pictures, spread over the video) the table is empty,
-    and no file is written.
+    The table has one row per original clip. With the plain view (whole pictures, spread over the video) the table
+    is empty, and no file is written.
 
     Args:
         store: the store of the clips.
-        index: an INDEX table; its videos without clips in the store get no row.
+        index: an INDEX table, one row per video. Videos without clips in the store get no row in the result.
         path: the file to write.
 
     Raises:
@@ -144,14 +145,14 @@ def write_seen(store: ClipStore, index: pl.DataFrame, path: AnyPath) -> pl.DataF
 
 
 def notes_of(seen: pl.DataFrame) -> pl.DataFrame:
-    """Count the clips that could not be made as the view requests, by label and by kind of difference.
+    """Count the clips that differ from the requested view, by the kind of difference (note) and by label.
 
-    A view is the rule that selects frames and part of the picture. The note of a clip states how the clip differs from
-    it, for example that the video is too short. If a note is more frequent for one label, a model can learn the label
-    from that difference.
+    A view is the rule that selects frames and part of the picture. A clip that cannot follow the view has a note that
+    states why, for example that the video is too short. If a note is more frequent for one label, a model can learn the
+    label from that difference.
 
     Args:
-        seen: a SEEN_CLIPS table.
+        seen: a SEEN_CLIPS table, one row per original clip.
 
     Returns:
         A table with the columns ``note``, ``label``, ``clips`` (number of clips with this note and label) and ``of``
@@ -165,7 +166,8 @@ def notes_of(seen: pl.DataFrame) -> pl.DataFrame:
 def decode_item(store: ClipStore, source: AnyPath, target: Path, content_sha256: str = "") -> dict[str, Any]:
     """Return the job for a worker process that decodes one video into a clip file.
 
-    The job is the argument ``item`` of the function that the process runs, ``make_original``. For its keys see there.
+    The job is a mapping. The worker process passes it as the argument ``item`` to ``clips.worker.make_original``, which
+    describes its keys.
 
     Args:
         store: its settings determine the clip.
@@ -204,7 +206,10 @@ def decode_limits(store: ClipStore, workers: int, *, recipes: bool = False) -> d
 
 
 def failure_of(value: dict[str, Any]) -> str:
-    """Return why a video could not be decoded, given the result of ``DECODE_FUNCTION``; empty if it was decoded.
+    """Return a text that states why a video could not be decoded; empty if it was decoded.
+
+    ``value`` is the mapping that ``clips.worker.make_original`` returned in the worker process. Faults that are not the
+    video's raise an error.
 
     Raises:
         OSError: the clip could not be written.
@@ -225,9 +230,9 @@ def failure_of(value: dict[str, Any]) -> str:
 def _decoded(
     store: ClipStore, videos: list[dict[str, Any]], missing: dict[str, list[int]], corpus_root: Path, workers: int
 ) -> Generator[tuple[str, str]]:
-    """Decode the videos without an original clip; yield (video id, reason) for every video that is finished.
+    """Decode the videos that have no original clip yet, and yield (video id, reason) for all videos.
 
-    The reason says why a video failed. It is empty if the original clip is in the store.
+    The reason is a text that states why a video failed. It is empty if the original clip is now in the store.
 
     Args:
         store: the store that clips are written to.
@@ -272,7 +277,14 @@ def _augment(store: ClipStore, video_id: str, copies: list[int]) -> None:
 
 
 def _blend(store: ClipStore, video_id: str, clips: Pixels, numbers: list[int]) -> None:
-    """Write the pseudo-fakes ``numbers`` of a video with N clips, uint8 (N, T, 3, S, S), if all of them show a face."""
+    """Make pseudo-fakes of a video, and write them to the store; write none if one of the clips shows no face.
+
+    Args:
+        store: the store to write to.
+        video_id: id of the video.
+        clips: the N original clips of the video, uint8 (N, T, 3, S, S).
+        numbers: augmentation indices of the pseudo-fakes to make.
+    """
     points_of = CROPS.get("face").points
     assert points_of is not None
     pictures = [np.ascontiguousarray(clip.transpose(0, 2, 3, 1)) for clip in clips]
@@ -285,7 +297,10 @@ def _blend(store: ClipStore, video_id: str, clips: Pixels, numbers: list[int]) -
 
 
 def _row(store: ClipStore, video: dict[str, Any], number: int) -> tuple[Any, ...]:
-    """Return the row of AUGMENTED for clip ``number`` (augmentation index) of ``video``, a row of INDEX."""
+    """Return the row of the table AUGMENTED for one clip of a video, as a tuple in the order of its columns.
+
+    ``video`` is the video's row of the table INDEX. ``number`` is the augmentation index of the clip.
+    """
     video_id, label = video["video_id"], video["label"]
     if number >= FIRST_BLEND:
         operations, label = draw_self_blend(video_id, number).to_json(), "fake"

@@ -38,7 +38,7 @@ Row = dict[str, Any]  # of AUGMENTED
 
 
 class ShardEntry(BaseModel, frozen=True, extra="forbid", strict=True):
-    """One shard in the manifest.
+    """The entry of the manifest for one shard (tar file of clips).
 
     Attributes:
         name: file name.
@@ -52,7 +52,7 @@ class ShardEntry(BaseModel, frozen=True, extra="forbid", strict=True):
 
 
 class ShardManifest(BaseModel, frozen=True, extra="forbid", strict=True):
-    """The list of all shards in a folder.
+    """The manifest of a folder of shards: the list of its shards (tar files of clips), and facts about the clips.
 
     Attributes:
         format: name and version of the format.
@@ -69,14 +69,17 @@ class ShardManifest(BaseModel, frozen=True, extra="forbid", strict=True):
 
 
 def member_names(video_id: str, augmentation_index: int) -> tuple[str, str]:
-    """Return the names of a clip's two members in a shard: the pixels (``.npy``) and the row (``.json``)."""
+    """Return the names of the two files that a shard (tar file) has for a clip.
+
+    They are ``.npy`` (the pixels) and ``.json`` (the clip's row of ``augmented_metadata.csv``).
+    """
     return f"{video_id}_{augmentation_index}.npy", f"{video_id}_{augmentation_index}.json"
 
 
 def shards_folder(store: ClipStore, clips: pl.DataFrame) -> Path:
-    """Return the folder for the shards of ``clips``, an AUGMENTED table.
+    """Return the folder for the shards of ``clips``, an AUGMENTED table (one row per original or augmented clip).
 
-    Its name is a hash of the store's settings and the table's rows, so other clips get another folder.
+    The folder's name is a hash of the store's settings and the table's rows, so other clips get another folder.
     """
     digest = hashlib.sha256(store.settings_hash.encode())
     for row in _in_shard_order(clips):
@@ -91,14 +94,14 @@ def write_shards(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Path:
-    """Copy clips from the store into shards, unless undamaged shards of these clips exist.
+    """Copy clips from the store into shards (large tar files); nothing is copied if undamaged shards of them exist.
 
     The bytes of the shards depend on the clips and ``shard_bytes`` alone. Clips are sorted by a hash of their ids, so
     every shard is a random sample. The manifest is written last, so that readers ignore unfinished shards.
 
     Args:
         store: the store that clips are read from.
-        clips: an AUGMENTED table, one row per clip.
+        clips: an AUGMENTED table, one row per original or augmented clip.
         shard_bytes: approximate size of a shard.
         progress: called with (clips done, clips in all).
 
@@ -161,9 +164,9 @@ def _write_shard(store: ClipStore, path: Path, rows: Sequence[Row]) -> ShardEntr
 
 
 class ClipShards:
-    """The clips in a folder of shards, with the reading methods of a ``ClipStore``.
+    """The clips in a folder of shards (large tar files), with the methods ``has`` and ``load`` of a ``ClipStore``.
 
-    All shards are compared with the manifest first, on all cores. Threads and processes may use the same object.
+    The constructor compares all shards with the manifest, on all cores. Threads and processes may use the same object.
 
     Args:
         folder: the folder of the shards.
@@ -182,7 +185,7 @@ class ClipShards:
         self._parts = dict(zip(self.clips, parts, strict=True))  # ``.npy`` members by clip
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
-        """Return whether the manifest names the clip."""
+        """Return whether the shards contain a clip; ``augmentation_index`` 0 is the original clip of the video."""
         return (video_id, augmentation_index) in self._parts
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
@@ -210,7 +213,13 @@ class ClipShards:
                 raise DataError(f"shard {str(part.path)!r}: it became shorter while it was read. {REMEDY}")
 
     def _checked(self, entry: ShardEntry) -> list[FilePart]:
-        """Return the ``.npy`` members of a shard, one per clip, after checking its SHA-256 and all its members."""
+        """Check a shard's SHA-256 and all its members, and return the byte ranges of its ``.npy`` members.
+
+        There is one such member per clip, in the order of ``entry.clips``.
+
+        Raises:
+            DataError: the shard cannot be read, or differs from ``entry``.
+        """
         path = self.folder / entry.name
         header = clip_header(self.shape)
         try:

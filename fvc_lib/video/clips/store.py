@@ -42,7 +42,7 @@ _PLAIN_ID = re.compile(r"[0-9A-Za-z_-]{1,128}")
 
 @dataclass(frozen=True)
 class ClipStore:
-    """A folder of clips that any number of runs and processes share.
+    """A folder of clip files that any number of runs and processes share, with methods to find, read and write them.
 
     The view (the rule that selects frames and part of the picture) takes N clips of every video, often a single one.
     The N clips are concatenated and stored in one file. Their augmented copies are further files, each with N clips.
@@ -60,7 +60,7 @@ class ClipStore:
         view: which frames and which part of the picture the clips of a video show.
         recipe: name of the recipe (a way to re-encode, from ``video.reencode``) that is applied to videos before they
             are decoded. Empty: videos are decoded as they are.
-        self_blended: number of pseudo-fakes of a video.
+        self_blended: number of pseudo-fakes (clips whose face is blended with a changed copy of itself) of a video.
     """
 
     cache_dir: Path
@@ -95,15 +95,15 @@ class ClipStore:
 
     @property
     def decode_code(self) -> str:
-        """Return the hexadecimal SHA-256 of the code that makes an original clip."""
+        """Return the hexadecimal SHA-256 of the code that decodes original clips; another hash means other clips."""
         return decode_code(self.view)
 
     @cached_property
     def crop_code(self) -> dict[str, object]:
-        """Return the name, hash and package versions of the view's crop function; empty without a crop.
+        """Return the name, code hash and package versions of the view's crop function; empty without a crop.
 
-        This is the result of the function ``crop_code``. It is computed once, so that later edits of the user's file
-        do not change it.
+        A crop function finds the part of the picture to show, such as a face. The function ``crop_code`` computes the
+        result. It is computed only once, so that later edits of the user's file do not change it.
         """
         return crop_code(self.view)
 
@@ -117,6 +117,8 @@ class ClipStore:
     @cached_property
     def blending_hash(self) -> str:
         """Return a hexadecimal SHA-256 of the code and packages that turn original clips into pseudo-fakes.
+
+        Pseudo-fakes are clips whose face is blended with a changed copy of itself.
 
         Raises:
             UsageError: a package that finds faces is not installed.
@@ -137,7 +139,7 @@ class ClipStore:
 
     @property
     def decode_folder(self) -> Path:
-        """Return the folder of all clips, original and augmented, with these decoding settings."""
+        """Return the folder of all clips, original and augmented, that were decoded with the settings of this store."""
         return self.cache_dir / CLIPS_FOLDER / f"decode_{self.decode_hash[:32]}"
 
     @property
@@ -152,13 +154,14 @@ class ClipStore:
 
     @property
     def blended_folder(self) -> Path:
-        """Return the folder of pseudo-fakes."""
+        """Return the folder of pseudo-fakes (clips whose face is blended with a changed copy of itself)."""
         return self.decode_folder / f"blended_{self.blending_hash[:32]}"
 
     def clip_path(self, video_id: str, augmentation_index: int) -> Path:
         """Return the path of a clip's file.
 
-        Index 0 is the original, higher indices are augmented copies, and from ``FIRST_BLEND`` on pseudo-fakes.
+        ``augmentation_index`` 0 is the original clip. Higher indices are augmented copies. Indices from ``FIRST_BLEND``
+        on are pseudo-fakes (clips whose face is blended with a changed copy of itself).
         """
         check_clip_name(video_id, augmentation_index)
         if augmentation_index == 0:
@@ -167,11 +170,14 @@ class ClipStore:
         return folder / video_id[:2] / f"{video_id}_{augmentation_index}.npy"
 
     def seen_path(self, video_id: str) -> Path:
-        """Return the path of the JSON file that records which frames and part of the picture a video's clips show."""
+        """Return the path of the JSON file that records the frames and the part of the picture that clips show."""
         return self.clip_path(video_id, 0).with_suffix(".json")
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
-        """Return whether the store has the clip; a file of the wrong size does not count."""
+        """Return whether the file of a clip exists and has the expected size.
+
+        ``augmentation_index`` 0 is the original, larger numbers are augmented copies.
+        """
         try:
             size_bytes = self.clip_path(video_id, augmentation_index).stat().st_size
         except FileNotFoundError:
@@ -229,11 +235,17 @@ class ClipStore:
 
     @cached_property
     def _checked(self) -> set[int]:
-        """Return a set of Python hashes of (video id, augmentation index): the clips that this process has checked."""
+        """Return the set of clips whose files were already checked for damage in this process; empty at first.
+
+        Clips are represented by Python's hash of (video id, augmentation index). ``load`` adds to this set.
+        """
         return set()
 
     def note_use(self) -> None:
-        """Record the settings of the clips for people, and the time of this use for the command ``clean``."""
+        """Record in every folder of the store that it is used now; the command ``clean`` needs the time of last use.
+
+        A folder without a settings file gets one; it tells people how the clips were made.
+        """
         note_use(self.originals_folder, self._decode_settings)
         note_use(self.augmented_folder, {**self._decode_settings, "augmentations": sorted(self.augmentation.names)})
         if self.self_blended:
@@ -243,7 +255,10 @@ class ClipStore:
 
 
 def decode_code(view: View) -> str:
-    """Return the hexadecimal SHA-256 of the code that decodes clips of ``view``."""
+    """Return the hexadecimal SHA-256 of the code that decodes clips with ``view``.
+
+    A view is the rule that selects frames and part of the picture.
+    """
     return code_hash(f"fvc_lib.video.decode.{'clip' if view == PLAIN_VIEW else 'views'}", "fvc_lib.video")
 
 
@@ -284,17 +299,20 @@ def note_use(folder: Path, settings: Mapping[str, object]) -> None:
 
 
 def check_clip_name(video_id: str, augmentation_index: int) -> None:
-    """Raise an error for an id that cannot be part of a file name.
+    """Raise an error if a video id or augmentation index cannot be part of a clip's file name.
 
     Raises:
-        ValueError: ``video_id`` has other characters than letters, digits, ``_`` and ``-``, or the index is negative.
+        ValueError: ``video_id`` is empty, longer than 128 characters, or has other characters than ASCII letters,
+            digits, ``_`` and ``-``; or the index is negative.
     """
     if not _PLAIN_ID.fullmatch(video_id) or augmentation_index < 0:
         raise ValueError(f"clip: got {video_id!r} number {augmentation_index}, wanted a plain id and 0 or more")
 
 
 def contact_sheet(clips: Sequence[Pixels], gap: int = 4) -> bytes:
-    """Return a PNG file with the frames of clips, one row per clip and one column per frame, on white.
+    """Return the bytes of a PNG picture that shows the frames of clips on a white ground.
+
+    It has one row per clip and one column per frame.
 
     Args:
         clips: arrays of the same shape, uint8 (T, 3, H, W).
@@ -354,7 +372,7 @@ def check_digest(path: AnyPath) -> None:
 
 
 def load_clip_file(path: AnyPath, frames: Pixels, shape: Shape, first: int = 0) -> None:
-    """Fill ``frames`` with consecutive frames of a clip.
+    """Read consecutive frames of a clip file into the array ``frames``, without a check of the file's digest.
 
     Args:
         path: the clip file.
@@ -381,9 +399,10 @@ def check_pixels(frames: Pixels, shape: Shape) -> None:
 
 
 def check_part(frames: Pixels, shape: Shape, first: int) -> None:
-    """Raise ``ValueError`` unless ``frames`` can be filled with frames of a clip from index ``first`` on.
+    """Check an array into which frames of a clip shall be read, and raise ``ValueError`` if it is unsuitable.
 
-    ``frames`` must be uint8 (t, 3, S, S), and a clip of ``shape`` (T, 3, S, S) must have t frames from ``first`` on.
+    ``frames`` must be uint8 (t, 3, S, S). The clip has ``shape`` (T, 3, S, S), and must have at least t frames from the
+    index ``first`` on.
     """
     fits = frames.ndim == 4 and first >= 0 and 0 < len(frames) <= shape[0] - first
     check_pixels(frames, (len(frames) if fits else shape[0], *shape[1:]))

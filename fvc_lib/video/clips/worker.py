@@ -24,10 +24,10 @@ Item = dict[str, Any]
 
 
 def make_original(item: Item, more: Callable[[Path], dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Decode the video at ``source`` into the clip file ``target``.
+    """Decode one video, the path ``source`` in ``item``, into the clip file ``target``.
 
     Args:
-        item: ``source`` and ``target`` (paths), ``num_frames``, ``fixed_size``, and
+        item: a mapping with ``source`` and ``target`` (paths), ``num_frames``, ``fixed_size``, and
 
             * ``content_sha256``: hash of the video when it was indexed; empty: the video is not compared with it.
             * ``view``: the fields of a ``View``.
@@ -68,15 +68,19 @@ def make_original(item: Item, more: Callable[[Path], dict[str, Any]] | None = No
 
 
 def make_windows(item: Item, more: Callable[[Path], dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Decode the whole video at ``source``, and write the frames of its clips and windows to the file ``target``.
+    """Decode a whole video, and write the frames of its clips and windows to one file of raw pixels.
+
+    Windows are overlapping clips along the whole video.
 
     Args:
-        item: as for ``make_original``, but ``target`` is a file of raw pixels, uint8 (F, 3, S, S), without a header.
-        more: as for ``make_original``.
+        item: a mapping with the keys that ``make_original`` describes. ``source`` is the path of the video. ``target``
+            is the file to write: raw pixels, uint8 (F, 3, S, S), without a header.
+        more: function of the path of the decoded file, which returns further results; None: no function.
 
     Returns:
-        On success, a mapping with the fields of ``Windows``, arrays as lists, ``num_stored``, the number F of frames in
-        ``target``, and the result of ``more``. On failure, a mapping as from ``make_original``.
+        On success, a mapping with the fields of ``Windows`` (arrays as lists), ``num_stored`` (the number F of frames
+        in ``target``), and the entries of the result of ``more``. On failure, a mapping with one key that names the
+        error; ``make_original`` lists these keys.
     """
 
     def make() -> dict[str, Any]:
@@ -96,9 +100,10 @@ def make_windows(item: Item, more: Callable[[Path], dict[str, Any]] | None = Non
 
 
 def _reported(item: Item, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Call ``make`` and return its result; for an expected error, return the mapping that ``make_original`` describes.
+    """Call ``make`` and return its result; turn an expected error into a mapping from its kind to its details.
 
-    ``make`` is not called if the code in this process differs from ``code`` in ``item``.
+    The kinds are ``video_error``, ``crop_error`` and ``write_error``. If the code in this process differs from ``code``
+    in ``item``, ``make`` is not called, and the result is ``{"code_changed": True}``.
     """
     if item["code"] != decode_code(View(**item["view"])):
         return {"code_changed": True}
@@ -130,10 +135,10 @@ def as_indexed(item: Item) -> Path:
 
 @contextmanager
 def _prepared(item: Item) -> Iterator[Path]:
-    """Re-encode the video of ``item`` by its recipes, if it names any, and yield the path of the file to decode.
+    """Yield the path of the file to decode: the video of ``item``, or a re-encoded copy of it.
 
-    The path is the source, a file in the cache, or a temporary file next to the target. A temporary file is deleted
-    afterwards.
+    If ``item`` names recipes (ways to re-encode), the video is re-encoded by them first. The copy is a file in the
+    cache, or a temporary file next to the target, which is deleted afterwards.
     """
     path, recipe, (encoded, cache) = as_indexed(item), item["recipe"], item["encoded"] or ("", "")
     if cache:

@@ -1,1 +1,1 @@
-"""Decode a few frames of a video file; they equal the frames that decoding the whole video gives."""
+"""Decode a few frames of a video file, exactly as they would be if the whole video was decoded."""

@@ -22,7 +22,7 @@ PlacesOf = Callable[[int], IntArray]  # from the number of frames to ascending f
 
 @dataclass(frozen=True)
 class Clip:
-    """Frames of one video.
+    """Some decoded frames of one video, with their times and indices.
 
     Attributes:
         frames: uint8 (T, 3, H, W), RGB, upright.
@@ -73,13 +73,14 @@ def decode_clip(path: AnyPath, num_frames: int, size: int | None = None) -> Clip
 
 
 def decode_places(path: AnyPath, places_of: PlacesOf, size: int | None) -> Clip:
-    """Decode the frames of a video whose indices ``places_of`` returns.
+    """Decode the frames of a video that the function ``places_of`` chooses.
 
     Args:
         path: a local file.
         places_of: function from the video's number of frames to the ascending indices of the wanted frames in
             presentation order.
-        size: as for ``decode_clip``.
+        size: side in pixels of the square that every frame is letterboxed to. None: frames have the size as stored,
+            turned upright.
 
     Raises:
         VideoError: as ``decode_clip``.
@@ -91,5 +92,9 @@ def decode_places(path: AnyPath, places_of: PlacesOf, size: int | None) -> Clip:
 
 
 def uniform_places(num_source_frames: int, num_frames: int) -> IntArray:
-    """Return int64 (num_frames,), frame indices spread evenly from 0 to ``num_source_frames - 1``, rounded."""
+    """Return ``num_frames`` frame indices, spread evenly from the first to the last of ``num_source_frames`` frames.
+
+    The result is int64 (num_frames,), ascending from 0 to ``num_source_frames - 1``, rounded. Indices repeat if the
+    video has too few frames.
+    """
     return np.round(np.linspace(0, num_source_frames - 1, num_frames)).astype(np.int64)

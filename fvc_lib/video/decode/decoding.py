@@ -1,8 +1,9 @@
 """Decode wanted frames of a video; the pixels equal those of decoding the whole video.
 
-If time stamps identify every frame, only runs of packets are decoded. A run begins at a keyframe and ends at the last
-wanted frame that needs it. Otherwise, or if that fails, the whole video is decoded. It is decoded a second time if the
-first pass gives another number of frames than the packets should yield.
+If time stamps identify every frame, only some runs (series of consecutive packets) are decoded. A run begins at a
+keyframe and ends at the last wanted frame that needs this keyframe. If time stamps do not identify the frames, or
+decoding the runs fails, the whole video is decoded. It is decoded a second time if the first pass gives another number
+of frames than the packets should yield.
 """
 
 import itertools
@@ -41,7 +42,8 @@ class Sink(Protocol):
     def offer(self, place: int | None, frame: VideoFrame) -> None:
         """Receive a decoded frame, and remove its index from ``wanted``.
 
-        This is called for every frame that the decoder returns, in presentation order within a run of packets.
+        This is called for every frame that the decoder returns. Within a run (series of consecutive packets), the
+        frames come in presentation order.
 
         Args:
             place: index of the frame in presentation order; None for a frame that is not wanted.
@@ -60,7 +62,8 @@ class DecodePlan:
     """The packets to decode for the wanted frames of a video.
 
     Attributes:
-        runs: pairs (start, end) of packet indices in decoding order, ``end`` excluded; ascending and disjoint.
+        runs: series of consecutive packets, as pairs (start, end) of packet indices in decoding order, ``end``
+            excluded. The pairs are ascending, and do not overlap.
         reorder_depth: number of frames that the decoder must hold back to return them in presentation order.
         leaves_out: whether the decoder skips unwanted frames in ``runs`` that no other frame refers to.
     """
@@ -85,7 +88,7 @@ def plan_decoding(source: VideoSource, table: FrameTable, wanted: Collection[int
 
     Args:
         source: the video.
-        table: its packets, without ``doubt``.
+        table: the packets of the video; ``table.doubt`` must be empty.
         wanted: indices of the frames in presentation order, without repeats.
     """
     order = table.presentation_order()
@@ -100,7 +103,7 @@ def plan_decoding(source: VideoSource, table: FrameTable, wanted: Collection[int
 
 @dataclass(frozen=True)
 class Decoded(Generic[S]):
-    """The result of ``decode``.
+    """The result of ``decode``: a sink (receiver of frames) with the wanted frames of a video, and the times of frames.
 
     Attributes:
         sink: the sink, which has received all wanted frames.
@@ -115,7 +118,7 @@ class Decoded(Generic[S]):
 
 
 def decode(opened: VideoSource, table: FrameTable, sink_of: SinkOf[S], *, in_order: bool = False) -> Decoded[S]:
-    """Decode a video until a sink has all frames that it wants.
+    """Decode a video until a sink (an object that receives decoded frames) has all frames that it wants.
 
     Args:
         opened: the video, from which only ``table`` was read so far. It may be closed and opened again.
@@ -142,7 +145,7 @@ def decode(opened: VideoSource, table: FrameTable, sink_of: SinkOf[S], *, in_ord
 
 
 def _read_runs(source: VideoSource, table: FrameTable, plan: DecodePlan, sink: Sink, in_order: bool) -> bool:
-    """Decode the runs of ``plan`` into ``sink``.
+    """Decode the runs (series of consecutive packets) that ``plan`` lists, and pass the frames to ``sink``.
 
     Returns:
         Whether the sink has received all wanted frames without damage. If False, discard the sink.
@@ -175,7 +178,7 @@ def _read_runs(source: VideoSource, table: FrameTable, plan: DecodePlan, sink: S
 
 @dataclass
 class _Taker:
-    """Passes decoded frames to a sink.
+    """A helper that passes decoded frames to a sink (receiver of frames), and checks that they are valid.
 
     Attributes:
         sink: the sink.
@@ -207,12 +210,19 @@ class _Taker:
         return True
 
     def lacks(self, run: list[int]) -> bool:
-        """Return whether a wanted frame of ``run``, a list of pts, has not been passed to the sink yet."""
+        """Return whether the sink still lacks a wanted frame of a series of consecutive packets.
+
+        ``run`` lists the presentation time stamps (pts) of these packets.
+        """
         return any(pts in self.place_of for pts in run)
 
 
 class _PacketCursor:
-    """Reads the packets of a video from a keyframe on, and seeks only if the keyframe is not close ahead."""
+    """A reader of a video's packets, which can move to any keyframe.
+
+    If the keyframe is a few packets ahead, the packets before it are read and ignored. Otherwise the reader seeks,
+    which takes longer.
+    """
 
     def __init__(self, source: VideoSource, table: FrameTable) -> None:
         self._source, self._table = source, table
@@ -252,10 +262,10 @@ class _PacketCursor:
 
 
 def _decode_whole(path: Path, table: FrameTable, sink_of: SinkOf[S], in_order: bool) -> Decoded[S]:
-    """Decode the whole video, a second time if the number or order of frames is not as expected.
+    """Decode the whole video and pass its frames to a sink; repeat it if number or order of frames is not as expected.
 
-    With ``in_order`` the first pass only collects the times, and the sink receives the frames in the second pass.
-    Arguments and errors are those of ``decode``.
+    If ``in_order`` is true, the first pass only collects the times, and the sink receives the frames in the second
+    pass. Arguments and errors are those of ``decode``, but ``path`` is the video.
     """
     times: list[int | None] = []
     with open_video(path, thorough=True) as source:
@@ -301,7 +311,9 @@ _PACKETS_TO_JOIN = 3
 
 
 def _decode_all(source: VideoSource, table: FrameTable) -> Iterator[VideoFrame]:
-    """Yield all frames in the order in which the decoder returns them.
+    """Decode a whole video, and yield its frames in the order in which the decoder returns them.
+
+    Packets before the first keyframe are skipped.
 
     Raises:
         TruncatedVideo: the data of the last packet are lost.

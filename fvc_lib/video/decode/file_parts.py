@@ -71,7 +71,7 @@ class FilePart:
 
 
 def part_at(path: Path) -> FilePart:
-    """Return the part that ``path`` names: a regular file, or a plain member of a tar.
+    """Return the range of bytes that ``path`` names: a regular file, or a plain member of a tar.
 
     Raises:
         OSError: the file or member does not exist, is not regular or cannot be read, or the tar is damaged.
@@ -92,7 +92,7 @@ def part_at(path: Path) -> FilePart:
 
 
 def parts_of(path: Path) -> list[FilePart]:
-    """Return the parts that make up a video: one part for a file, or one per picture of a folder of pictures.
+    """Return the ranges of bytes that make up a video: one for a file, or one per picture of a folder of pictures.
 
     Pictures are in the order of ``picture_names``.
 
@@ -144,7 +144,7 @@ def _split(path: Path) -> tuple[Path | None, str]:
 
 
 class Contents(NamedTuple):
-    """The members of a tar; if it is damaged, only those before the damage."""
+    """The list of the members of a tar; of a damaged tar, it has only the members before the damage."""
 
     members: Mapping[str, FilePart | str]  # by name, in the tar's order: the part, or a text why it must not be read
     folders: Mapping[str, list[str]]  # by folder: names of the readable members in it
@@ -214,7 +214,10 @@ def _contents(archive: str, mtime_ns: int, size_bytes: int) -> Contents:
 
 
 def _refusal(member: tarfile.TarInfo, name: str) -> str:
-    """Return why the member ``name`` must not be read, such as a link; the empty text if it may be read."""
+    """Return a text that states why a member of a tar must not be read, such as a link; empty if it may be read.
+
+    ``name`` is the member's name without a leading ``./``.
+    """
     if not member.isreg() or member.sparse is not None:
         return "is no plain file: a link, a device, or stored with holes (tar --sparse)"
     is_outside = os.path.normpath(name) != name or name.startswith((os.sep, os.pardir))

@@ -37,10 +37,10 @@ class FrameTable:
             closed.
         is_shown: bool (N,), whether the packet yields a frame that is shown. False for a packet that an edit list
             trims, and for a frame that serves only as a reference for other frames.
-        doubt: why a frame cannot be found by its pts, for example because two packets have the same pts. Empty if the
-            i-th frame that is shown has the i-th smallest pts.
+        doubt: text that states why a frame cannot be found by its pts, for example because two packets have the same
+            pts. Empty if the i-th frame that is shown has the i-th smallest pts.
         stores_pts: whether the container stores presentation times, so that their order is the order of the frames.
-        damage: which data that the container lists are missing in the file; empty if none are.
+        damage: text that states which data the container lists, but the file lacks. Empty if nothing is missing.
     """
 
     pts: IntArray
@@ -64,7 +64,7 @@ class FrameTable:
         return shown[np.argsort(self.pts[shown], kind="stable")]
 
     def reorder_depth(self, order: IntArray) -> int:
-        """Return how many frames a decoder must hold back to return frames in presentation order.
+        """Return the number of frames that a decoder must hold back to return frames in presentation order.
 
         ``order`` is the result of ``presentation_order``.
         """
@@ -75,8 +75,9 @@ class FrameTable:
     def decoding_starts(self, positions: IntArray) -> IntArray:
         """Return for every wanted packet the keyframe at which decoding must start; only valid if ``doubt`` is empty.
 
-        This is the last keyframe at or before the packet. A leading picture needs the keyframe before that one, because
-        it refers to earlier frames. (It is decoded after a keyframe, but shown before it.)
+        Usually this is the last keyframe at or before the packet. A leading picture is an exception: it is decoded
+        after a keyframe, but shown before it, and refers to earlier frames. So decoding must start one keyframe
+        earlier.
 
         Args:
             positions: int64 (P,), indices of the wanted packets in decoding order.
@@ -105,7 +106,7 @@ _SMALLEST_MPEG4_FRAME_BYTES = 8
 
 
 def read_frame_table(source: VideoSource) -> FrameTable:
-    """Read all packets of a video that was just opened, and return their table.
+    """Read all packets of a video that was just opened, and return a table of their times, sizes and keyframes.
 
     Afterwards the reading position in the container is undefined.
 
@@ -171,7 +172,10 @@ def _doubt_of_codec(source: VideoSource, stores_pts: bool, pts: IntArray, smalle
 
 
 def _doubt_of_times(pts: IntArray, is_key: BoolArray, is_shown: BoolArray) -> str:
-    """Return why the packets' pts (N,) do not identify the frames; the empty text if they do."""
+    """Return a text that states why packets' presentation times do not identify the frames; empty if they do.
+
+    The arguments are the fields of ``FrameTable`` with the same names, each of shape (N,).
+    """
     if not is_shown.any():
         return "no packet is shown"
     if not is_key[0]:
@@ -216,7 +220,7 @@ def missing_bytes(head: bytes, size_bytes: int) -> int:
 
 
 def _damage(source: VideoSource, pts: IntArray, num_cut: int) -> str:
-    """Return which data are missing in the file, as a text; empty if none are.
+    """Return a text that states which data are missing in the file; empty if nothing is missing.
 
     The packets are compared with the index of packets in an MP4. The file's size is compared with the size that the
     header of AVI or Matroska states.
@@ -254,7 +258,7 @@ _IDR = re.compile(rb"\x00\x00\x01[\x25\x45\x65]")  # nal_unit_type 5 (ITU-T H.26
 
 
 def _is_idr(packet: memoryview, extradata: bytes) -> bool:
-    """Return whether an H.264 packet holds a slice of an IDR picture, before which nothing is needed for decoding.
+    """Return whether an H.264 packet holds a slice of an IDR picture, a keyframe that needs no earlier data.
 
     ``extradata`` are the codec's header bytes. They determine how the parts of a packet (NAL units) are separated.
     """

@@ -40,14 +40,20 @@ Type._missing_ = classmethod(_unnamed_kind)  # type: ignore[method-assign, assig
 
 
 def side_data_of(frame: VideoFrame) -> SideDataContainer:
-    """Return the side data that the decoder attached to ``frame``, such as motion vectors, by the name of the kind."""
+    """Return the side data that the decoder attached to ``frame``, such as motion vectors.
+
+    The result is a mapping from the name of the kind, such as ``MOTION_VECTORS``, to the data.
+    """
     # frame.side_data creates a reference cycle, which holds the decoder's buffer until garbage collection.
     return SideDataContainer(frame)  # type: ignore[call-arg]  # the stub lacks it
 
 
 @dataclass(frozen=True)
 class Orientation:
-    """How stored pixels are turned for display: first transposed, then mirrored in x (left to right) and in y."""
+    """The change that turns stored pixels upright for display.
+
+    If the attributes say so, pixels are first transposed, then mirrored in x (left to right) and in y (top to bottom).
+    """
 
     transposed: bool = False
     mirrored_x: bool = False
@@ -103,9 +109,10 @@ class Box:
 
 
 def fit(display_width: Fraction, display_height: Fraction, width: int, height: int) -> Box:
-    """Return the largest centred box within ``width`` x ``height`` pixels that has the picture's aspect ratio.
+    """Return where a picture goes when it is letterboxed: the largest centred box with the picture's aspect ratio.
 
-    The aspect ratio is ``display_width`` to ``display_height``. The box has at least 1 x 1 pixels.
+    The output has ``width`` x ``height`` pixels, and the box lies inside it. The aspect ratio of the picture is
+    ``display_width`` to ``display_height``. The box has at least 1 x 1 pixels.
     """
     scale = min(width / display_width, height / display_height)
     content_width = min(width, max(1, round(display_width * scale)))
@@ -114,10 +121,10 @@ def fit(display_width: Fraction, display_height: Fraction, width: int, height: i
 
 
 class FrameConverter:
-    """Converts frames of one video to upright RGB, uint8 (3, H, W), with the same scaler for all frames.
+    """A converter of the frames of one video to upright RGB, uint8 (3, H, W), with the same scaler for all frames.
 
-    A bitstream may state the orientation with keyframes only (ITU-T H.264, D.2.27). It is then valid until the next
-    keyframe. So pass every decoded frame to ``observe``, also unwanted frames.
+    Pass every decoded frame to ``observe``, also unwanted frames. The reason: a video may state its orientation only
+    with keyframes, and it is then valid until the next keyframe (ITU-T H.264, D.2.27).
 
     Args:
         size: side of the square that every frame is letterboxed to, with black bars. None: the output has the size of
@@ -145,7 +152,8 @@ class FrameConverter:
     def output_shape(self, frame: VideoFrame) -> tuple[int, int]:
         """Return (H, W) of the output, which is the same for all frames.
 
-        With a ``size``, it is (``size``, ``size``). Otherwise it is the upright size of ``frame`` in the first call.
+        If the converter has a ``size``, the output is (``size``, ``size``). Otherwise it is the upright size of the
+        ``frame`` in the first call.
         """
         if self._shape is None:
             self._shape = (frame.width, frame.height) if self.orientation.transposed else (frame.height, frame.width)
@@ -162,7 +170,10 @@ class FrameConverter:
         return self._boxes[key]
 
     def convert(self, frame: VideoFrame, out: Pixels) -> None:
-        """Write ``frame`` as RGB into ``out``, uint8 (3, H, W), after the frame was passed to ``observe``."""
+        """Convert ``frame`` to upright RGB, scaled to fit, and write it into ``out``, uint8 (3, H, W).
+
+        The rest of ``out`` becomes black. Pass the frame to ``observe`` before.
+        """
         orientation, box = self.orientation, self.content_box(frame)
         stored = (box.height, box.width) if orientation.transposed else (box.width, box.height)
         planar = self._reformatter.reformat(frame, stored[0], stored[1], "gbrp", interpolation=int(SCALER), threads=1)
@@ -179,7 +190,8 @@ class FrameSink:
 
     Args:
         source: the open video that is decoded.
-        size: side in pixels of the square that frames are letterboxed to; None: their own size (``FrameConverter``).
+        size: side in pixels of the square that frames are letterboxed to; None: all frames get the upright
+            size of the first frame (``FrameConverter``).
         places: int64 (T,), ascending indices of the wanted frames in presentation order; may repeat.
 
     Attributes:

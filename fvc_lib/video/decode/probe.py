@@ -124,7 +124,10 @@ class VideoProbe(PacketFacts):
 
 
 def probe_video(path: AnyPath) -> VideoProbe:
-    """Return facts about a video, from its packets and first frame; decode all frames if packets do not identify them.
+    """Return facts about a video, such as codec, size and number of frames.
+
+    Usually they come from the packets and the first frame. All frames are decoded if the packets do not determine the
+    number and order of the frames.
 
     Raises:
         VideoError: as ``clip.decode_clip``.
@@ -137,13 +140,15 @@ def probe_and_decode(
     wanted: Sequence[tuple[PlacesOf, int | None]],
     sink_besides: Callable[[VideoSource, FrameTable, int], Sink] | None = None,
 ) -> tuple[VideoProbe, list[Clip]]:
-    """Return the facts of ``probe_video`` and some clips, which are decoded in the same pass.
+    """Return facts about a video, such as codec and number of frames, and clips that are decoded in the same pass.
 
     Args:
         path: a local file.
-        wanted: one tuple (``places_of``, ``size``) per clip, as ``clip.decode_places`` takes them.
-        sink_besides: function that returns one more receiver of frames, of the open video, its packets and its number
-            of frames. It is called for every attempt at decoding. None: no further receiver.
+        wanted: one tuple (``places_of``, ``size``) per clip. ``places_of`` is a function from the number of frames of
+            the video to the frame indices of the clip. ``size`` is the side of its square frames in pixels, or None for
+            frames as stored.
+        sink_besides: function that returns one more sink (receiver of decoded frames). It takes the open video, its
+            packets and its number of frames, and is called for every attempt at decoding. None: no further sink.
 
     Returns:
         A tuple: the facts, and a list with one clip per entry of ``wanted``.
@@ -199,7 +204,7 @@ def probe_and_decode(
 
 
 class _ProbeSink:
-    """A sink (receiver of decoded frames) that serves other sinks, and collects facts about the first frame."""
+    """A sink (receiver of decoded frames) that passes frames to other sinks, and records facts of the first frame."""
 
     def __init__(self, clips: Sequence[FrameSink], others: Sequence[Sink]) -> None:
         self.clips, self._sinks = clips, [*clips, *others]
@@ -207,7 +212,10 @@ class _ProbeSink:
         self.pixel_format, self.width, self.height, self.orientation = "", 0, 0, Orientation()
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Pass the frame to all sinks, and record facts if it is the first (``place`` 0)."""
+        """Pass a decoded frame to all sinks; for the first frame, also record its size, pixel format and orientation.
+
+        ``place`` is the index of the frame in presentation order; None for a frame that is not wanted.
+        """
         for sink in self._sinks:
             sink.offer(place, frame)
         if place == 0:

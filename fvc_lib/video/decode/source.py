@@ -52,41 +52,41 @@ class VideoError(FvcError):
 
 
 class UnreadableVideo(VideoError):
-    """The file is missing, empty, encrypted or no media file, or the user may not read it."""
+    """The error for a file that is missing, empty, encrypted or no media file, or that the user may not read."""
 
     remedy = "Fetch the file again and check that a player opens it."
 
 
 class NoVideoStream(VideoError):
-    """A media file without moving pictures: audio, subtitles, or only a cover picture."""
+    """The error for a media file without moving pictures: it holds only audio, subtitles or a cover picture."""
 
     reason = "no_video"
     remedy = "Leave the file out, or replace it by one with a video track."
 
 
 class TruncatedVideo(VideoError):
-    """The file is incomplete: frames that its container lists are missing."""
+    """The error for an incomplete file: frames that its container lists are missing."""
 
     reason = "truncated"
     remedy = "Fetch the file again, or leave it out."
 
 
 class CorruptVideo(VideoError):
-    """The container opens, but its frames are damaged."""
+    """The error for a file whose container can be opened, but whose frames are damaged."""
 
     reason = "corrupt"
     remedy = "Fetch the file again, or re-encode it from its source."
 
 
 class UnsupportedVideo(VideoError):
-    """The file may be intact, but this program cannot decode or process it."""
+    """The error for a file that may be intact, but that this program cannot decode or process."""
 
     reason = "unsupported"
     remedy = "Convert it, to H.264 in MP4 for instance, or leave it out."
 
 
 class RefusedVideo(VideoError):
-    """The file is rejected, because decoding or re-encoding it would need too much memory or time."""
+    """The error for a file that is rejected, because decoding or re-encoding it would need too much memory or time."""
 
     reason = "refused"
     remedy = "Re-encode the file to a smaller frame, or leave it out."
@@ -130,7 +130,7 @@ _IMPOSTORS = tuple(
 
 
 def impostor(head: bytes) -> tuple[str, str] | None:
-    """Recognise a file that is no video, such as a web page, by its first bytes ``head``.
+    """Recognise a file that is certainly no video, such as a web page, by its first bytes ``head``.
 
     Returns:
         A tuple (description of the file, remedy); None if the file may be a video.
@@ -161,8 +161,8 @@ class VideoSource:
     def packets(self) -> "Iterator[Packet[VideoStream]]":
         """Yield the packets of the stream, from the current position in the container on.
 
-        The last packet is empty; it makes the decoder return the frames that it still holds. Other empty packets, with
-        which QuickTime repeats a frame, are left out, because the decoder would end at them.
+        The last packet is empty; it makes the decoder return the frames that it still holds. QuickTime repeats a frame
+        by an empty packet. Such packets are left out, because the decoder would take them for the end.
         """
         # A stream of FLV, MPEG-PS or MPEG-TS may begin in mid-file. PyAV raises IndexError on its first packet only.
         while True:
@@ -177,8 +177,9 @@ class VideoSource:
     def be_strict(self) -> None:
         """Make the decoder raise an error on damage, instead of filling in lost pixels.
 
-        Call it before the first decode, and only if all frames that others refer to are going to be decoded. Damage is
-        not detected if the data are still valid, as is always the case in VP8 and VP9.
+        Call it before the first frame is decoded. The decoder must then get all reference frames (frames from which
+        other frames are predicted), because it treats a missing one as damage. Damaged data that are still valid are
+        not detected, as in VP8 and VP9, where all data are valid.
         """
         self.stream.codec_context.options = {**self.stream.codec_context.options, **STRICT}
 
@@ -186,7 +187,8 @@ class VideoSource:
     def sample_aspect_ratio(self) -> Fraction | None:
         """Return the width of a pixel divided by its height; None if unknown.
 
-        The container's value is preferred. The bitstream's value is known only after the first frame.
+        The value comes from the container; if that states none, from the compressed stream. The latter is known only
+        after the first frame was decoded.
         """
         return self.stream.sample_aspect_ratio or self.stream.codec_context.sample_aspect_ratio
 
@@ -331,10 +333,11 @@ def _container(path: Path, content: bytes, part: FilePart | None, thorough: bool
 
 
 def _best_track(container: InputContainer) -> VideoStream | None:
-    """Return the video track to decode, None without one.
+    """Return the video track of a container to decode; None if there is no video track.
 
-    It is ffmpeg's choice, unless it is a cover, or a still picture by the index of an MP4 or AVI. Then tracks of more
-    than one frame are preferred, and among these the track with the widest frames.
+    Usually this is the track that ffmpeg chooses. Another track is preferred if that track is a cover picture, or if it
+    has a single frame by the container's index (Matroska's index is not used). Of several other tracks, the one with
+    the widest frames is returned.
     """
     best = container.streams.best("video")
     lists_all = container.format.name != "matroska,webm"  # whose index lists keyframes alone

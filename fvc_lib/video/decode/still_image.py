@@ -34,7 +34,7 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
 
 
 class NoPictureError(VideoError):
-    """The file is no picture in a format that is accepted."""
+    """The error for a file that is no picture in one of the accepted formats, such as JPEG or PNG."""
 
     reason = "no_image"
     remedy = "Give a JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF or PPM file, or leave it out."
@@ -45,7 +45,7 @@ class ImageFacts:
     """Facts about a picture and its file.
 
     Attributes:
-        width, height: of the upright picture at full size, in pixels.
+        width, height: size in pixels of the upright picture, before it is reduced.
         size_bytes: size of the file.
         content_sha256: hexadecimal SHA-256 of the file.
     """
@@ -106,8 +106,8 @@ def write_picture(item: dict[str, Any]) -> dict[str, Any]:
             ``shortest_side``, as for ``decode_image``.
 
     Returns:
-        On success, a mapping with ``facts`` about the picture, and ``perceptual_hash`` None. On failure, a mapping with
-        the ``reason`` and ``detail`` of the ``VideoError``.
+        On success, a mapping with ``facts`` (the fields of ``ImageFacts``) and ``perceptual_hash`` (always None, as it
+        is not computed here). On failure, a mapping with the ``reason`` and ``detail`` of the ``VideoError``.
     """
     try:
         facts, _ = examine_image(item["source"])
@@ -119,9 +119,10 @@ def write_picture(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load(path: Path, shortest_side: int | None) -> tuple[bytes, Image.Image, tuple[int, int]]:
-    """Return a tuple: the bytes of a file, its picture, upright and RGB, and the (width, height) of its full size.
+    """Return a tuple: the bytes of a file, its picture (upright, RGB), and the (width, height) of its full size.
 
-    ``shortest_side`` is as for ``decode_image``.
+    To save time, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, if no side gets shorter than ``shortest_side``
+    pixels. None: full size.
     """
     try:
         part = part_at(path)

@@ -44,7 +44,7 @@ class CropError(FvcError):
 
 @dataclass(frozen=True)
 class SeenClip:
-    """The part of a video that one of its clips shows.
+    """The record of the frames and the part of the picture that one clip of a video shows.
 
     Attributes:
         clip: index of the clip in its video, from 0.
@@ -67,7 +67,7 @@ class SeenClip:
 
 
 def decode_view(path: AnyPath, num_frames: int, side: int, view: View) -> tuple[Pixels, list[SeenClip]]:
-    """Decode the clips of a video that ``view`` selects.
+    """Decode the clips of a video that ``view`` (the rule that selects frames and part of the picture) selects.
 
     Args:
         path: a local file.
@@ -79,7 +79,7 @@ def decode_view(path: AnyPath, num_frames: int, side: int, view: View) -> tuple[
         The frames of all clips, concatenated, uint8 (N T, 3, S, S), and one ``SeenClip`` per clip.
 
     Raises:
-        VideoError: as ``clip.decode_clip``.
+        VideoError: the file is unreadable, has no video, is truncated, corrupt or refused.
         CropError: the crop fails.
     """
     view = at_rate_of(Path(path), view)
@@ -88,9 +88,11 @@ def decode_view(path: AnyPath, num_frames: int, side: int, view: View) -> tuple[
 
 
 def at_rate_of(path: Path, view: View) -> View:
-    """Return ``view`` with a sampling ``rate:R`` replaced by ``window:STRIDE`` for the frame rate of a video.
+    """Return ``view`` with its frames per second replaced by the equivalent stride in frames of the video ``path``.
 
-    The stride need not be an integer. It is 1 if the file states no frame rate. Other views are returned unchanged.
+    The sampling ``rate:R`` (R frames per second) becomes ``window:STRIDE`` (every STRIDE-th frame). STRIDE is the
+    video's frame rate divided by R, but at least 1; it need not be an integer. It is 1 if the file states no frame
+    rate. Views with another sampling are returned unchanged.
 
     Raises:
         VideoError: the file cannot be opened.
@@ -103,10 +105,10 @@ def at_rate_of(path: Path, view: View) -> View:
 
 
 def wanted_of(path: Path, num_frames: int, side: int, view: View) -> tuple[PlacesOf, int]:
-    """Return which frames of a video to decode for its clips, and at which size; ``view`` comes from ``at_rate_of``.
+    """Return the frames of a video that its clips need, and the size at which to decode these frames.
 
-    ``decode_places`` decodes the frames, and ``seen_of`` makes the clips from them. Arguments and errors are those of
-    ``decode_view``.
+    Afterwards ``decode_places`` decodes the frames, and ``seen_of`` makes the clips from them. Arguments and errors are
+    those of ``decode_view``, but ``view`` must be a result of ``at_rate_of``.
 
     Returns:
         A tuple: a function from the video's number of frames to the wanted frame indices, and the side in pixels of
@@ -123,10 +125,11 @@ def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixe
         decoded: the frames, decoded with the arguments that ``wanted_of`` returns.
         num_frames: T, number of frames of one clip.
         side: S, side of the square frames in pixels.
-        view: the rule that selects the frames, the number of clips (N), and the part of the picture (``at_rate_of``).
+        view: the rule that selects the frames, the number of clips (N), and the part of the picture; a result of
+            ``at_rate_of``.
 
     Returns:
-        As ``decode_view``: the clips, concatenated, uint8 (N T, 3, S, S), and one ``SeenClip`` per clip.
+        The frames of all clips, concatenated, uint8 (N T, 3, S, S), and one ``SeenClip`` per clip.
 
     Raises:
         CropError: the crop fails.
@@ -155,11 +158,12 @@ def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixe
 def clip_places(view: View, num_frames: int, num_source_frames: int) -> tuple[IntArray, float]:
     """Return the frame indices of the N clips of a video, and their stride.
 
-    With a stride, clips are spread evenly from the video's first frame to its last; a single clip is in the middle. If
-    the video is too short, the stride is reduced. If it still has too few frames, its last frame is repeated.
+    If the view has a stride, the clips are spread evenly from the video's first frame to its last; a single clip is in
+    the middle. If the video is too short, the stride is reduced. If it still has too few frames, its last frame is
+    repeated.
 
-    Without a stride, N T frames are spread evenly over the video, and every clip takes every N-th of them: the first
-    clip begins with the first of these frames, the second clip with the second, and so on.
+    If the view has no stride, N T frames are spread evenly over the video, and a clip takes every N-th of these frames.
+    The first clip begins with the first of these frames, the second clip with the second, and so on.
 
     Args:
         view: determines the number of clips (N) and the wanted stride.
@@ -183,8 +187,8 @@ def clip_places(view: View, num_frames: int, num_source_frames: int) -> tuple[In
 def decoded_side(path: Path, num_frames: int, side: int, view: View) -> int:
     """Return the side in pixels of the square that frames are letterboxed to when they are decoded.
 
-    For a view with a crop or a fit other than letterbox, the visible part is cut out of this square later. For other
-    views the result is ``side``. Arguments are those of ``decode_view``.
+    If the view shows whole pictures (no crop, fit ``letterbox``), the result is ``side``. For other views the square is
+    larger, because the visible part is cut out of it later. Arguments are those of ``decode_view``.
     """
     if not view.crop and view.fit == "letterbox":
         return side
@@ -200,11 +204,11 @@ def decoded_side(path: Path, num_frames: int, side: int, view: View) -> int:
 
 
 def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, bool]:
-    """Return the part of a clip's pictures that ``view`` selects.
+    """Cut the part that ``view`` selects out of a clip's pictures, and return it resized to square frames.
 
     Args:
         view: a view with a crop, or with a fit other than letterbox.
-        pictures: uint8 (T, 3, H, W), without black bars, as decoded at ``decoded_side``.
+        pictures: uint8 (T, 3, H, W), without black bars, decoded at the size that ``decoded_side`` returns.
         side: S, side of the result in pixels.
 
     Returns:
@@ -239,9 +243,9 @@ def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, b
 
 
 def boxes_of(view: View, pictures: Pixels) -> Boxes | None:
-    """Return the squares that the crop of ``view`` finds, with the view's margin; None if it finds nothing.
+    """Return the squares that the crop function of ``view`` finds in T pictures; None if it finds nothing.
 
-    The squares are float (T, 4): left, top, width and height in pixels.
+    The squares are float (T, 4): left, top, width and height in pixels. They are enlarged by the view's margin.
 
     Args:
         view: a view with a crop.
@@ -265,10 +269,10 @@ def boxes_of(view: View, pictures: Pixels) -> Boxes | None:
 
 
 def square_boxes(boxes: Boxes, margin: float, height: int, width: int) -> Boxes:
-    """Return squares around boxes that lie inside the picture, float (T, 4): left, top, width and height in pixels.
+    """Return one square per box, float (T, 4): left, top, width and height in pixels.
 
-    A square has the centre of its box; its side is ``1 + margin`` times the longer side of the box. Squares larger than
-    the picture are shrunk. Squares that reach beyond the picture are moved into it.
+    A square has the centre of its box; its side is ``1 + margin`` times the longer side of the box. All squares lie
+    inside the picture: larger squares are shrunk, and squares that reach beyond its border are moved.
 
     Args:
         boxes: (T, 4), left, top, width and height in pixels.
@@ -313,13 +317,15 @@ StoreFrame = Callable[[int, Pixels], None]
 
 @dataclass(frozen=True)
 class Windows:
-    """The frames to decode for one video: M rows of T frames. The first N rows are the view's clips, the rest windows.
+    """The frames to decode for one video, for its clips and its windows (overlapping clips along the whole video).
+
+    There are M rows of T frames. Each of the first N rows is a clip of the view, and each of the other rows a window.
 
     Attributes:
         num_source_frames: number of frames of the video.
         places: int64 (M, T), frame indices in presentation order.
         stored: int64 (M, T), position of every frame in the storage, the first argument of ``StoreFrame``. Rows that
-            share a frame also share its position. With a crop, every row has frames of its own.
+            share a frame also share its position. With a crop, no two rows share a position.
         num_clips: N, number of rows that are clips of the view.
         begins: float64 (M,), start of the first frame of every row, in seconds after the video's first frame.
         ends: float64 (M,), end of the last frame of every row, in seconds after the video's first frame.
@@ -338,10 +344,13 @@ class Windows:
 
 
 def window_places(view: View, num_frames: int, num_source_frames: int, seconds: float, side: int) -> IntArray:
-    """Return the frame indices of the W windows of a video, int64 (W, T), in presentation order.
+    """Return the frame indices of a video's W windows (overlapping clips along the whole video), int64 (W, T).
+
+    Indices count frames in presentation order. A window begins in the middle of the window before.
 
     Args:
-        view: its stride determines whether windows have neighbouring frames or spread ones.
+        view: if it has a stride, windows have frames at this distance. Otherwise the frames of a window are spread over
+            about ``STRETCH_SECONDS``.
         num_frames: T, number of frames of a window.
         num_source_frames: number of frames of the video.
         seconds: duration of the video in seconds.
@@ -365,15 +374,16 @@ def window_places(view: View, num_frames: int, num_source_frames: int, seconds: 
 def decode_windows(path: Path, num_frames: int, side: int, view: View, store: StoreFrame) -> Windows:
     """Decode a whole video, and pass the frames of its clips and windows to ``store``, in any order.
 
-    The pixels equal those of ``clip.decode_clip`` and ``decode_view`` for the same frame indices.
+    Windows are overlapping clips along the whole video. The pixels of a frame equal those that ``clip.decode_clip`` and
+    ``decode_view`` return for its index.
 
     Args:
         path: a local file.
         num_frames: T, number of frames of a clip or window.
         side: S, side of the square frames in pixels.
         view: determines the clips, and the stride and crop of windows.
-        store: called with (index, pixels) for every frame to store; again for all frames if a first attempt at
-            decoding fails.
+        store: called with (index, pixels) for every frame to store. If a first attempt at decoding fails, it is called
+            again for all frames.
 
     Returns:
         The ``Windows``, which state the stored frames of every clip and window.
@@ -407,10 +417,10 @@ def _planned(view: View, num_frames: int, side: int, times: Seconds) -> Windows:
 
 
 class _WindowSink:
-    """A sink (receiver of decoded frames) that takes wanted frames in presentation order, and stores them.
+    """A sink (receiver of decoded frames) that converts wanted frames, cuts out the selected part, and stores them.
 
-    With a crop, frames stay in memory until their window is complete, because a crop is computed from all frames of a
-    window.
+    Frames must arrive in presentation order. With a crop, frames stay in memory until their window is complete, because
+    a crop is computed from all frames of a window.
 
     Args:
         opened: the video.
@@ -431,7 +441,12 @@ class _WindowSink:
         self._held: dict[int, Pixels] = {}
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Convert and store a wanted frame, or hold it for its windows; ``decoding.Sink`` describes the arguments."""
+        """Convert a wanted frame to RGB and store it; with a crop, hold it until its windows are complete.
+
+        Args:
+            place: index of the frame in presentation order; None for a frame that is not wanted.
+            frame: the decoded frame.
+        """
         self._converter.observe(frame)
         if place is None or place not in self.wanted:
             return
@@ -451,7 +466,7 @@ class _WindowSink:
         self._store(int(np.searchsorted(self._places, place)), picture)
 
     def _crop_windows(self, place: int, picture: Pixels) -> None:
-        """Crop and store all windows that end at frame ``place``; forget frames that no later window needs.
+        """Crop and store all windows that end at frame ``place``, and free the frames that no later window needs.
 
         ``picture`` holds the pixels of this frame, uint8 (3, H, W).
         """

@@ -28,9 +28,11 @@ _OUTLIER = 4.0  # in standard deviations; values are clipped, so that the first 
 
 
 def measure_packets(stream: Stream) -> dict[str, float]:
-    """Return a mapping from the features of the family ``packets`` to their values; NaN if there are too few packets.
+    """Measure how the sizes of a video's packets vary, which shows for example an earlier compression.
 
-    The ``FeatureFamily`` below describes the features.
+    Returns:
+        A mapping from the names of the features of the family ``packets`` to their values. One feature is ``key_step``,
+        the size of keyframes over that of other frames. Values are NaN if there are too few packets.
     """
     logarithm = np.log2(np.maximum(stream.sizes, 1).astype(np.float64))
     timed = np.isfinite(stream.pts_seconds)
@@ -65,7 +67,8 @@ def measure_packets(stream: Stream) -> dict[str, float]:
 def periodicity(place: IntArray, off: Floats) -> tuple[float, float]:
     """Find the period at which packets are larger than usual, such as every 12th packet.
 
-    If a video was compressed before, the frames that were keyframes then need more bytes now (Vazquez-Padin et al.).
+    Such a period is a trace of an earlier compression: the frames that were keyframes in that compression need more
+    bytes now (Vazquez-Padin et al.).
 
     Args:
         place: int64 (P,), index of every packet in presentation order.
@@ -95,9 +98,9 @@ def periodicity(place: IntArray, off: Floats) -> tuple[float, float]:
 
 
 def shift(logarithm: Floats) -> float:
-    """Return how much the mean packet size changes within a video.
+    """Return the rescaled range of a video's packet sizes, which shows how much their mean changes within the video.
 
-    The value is the rescaled range: the range of the cumulative sum of deviations from the mean, divided by their
+    The rescaled range is the range of the cumulative sum of deviations from the mean, divided by their
     standard deviation times sqrt(P). Chance alone gives about 1 to 2. The value is larger if a part was encoded
     differently or has other content.
 
@@ -151,10 +154,14 @@ FEATURES.register(
 
 
 def measure_quantisers(stream: Stream) -> dict[str, float]:
-    """Return a mapping from the features of the family ``quantisers`` to their values; NaN if none are exported.
+    """Measure the quantisers of a video, which state how coarsely the blocks of its frames are coded.
 
-    A quantiser states how coarsely a block is coded. At the same bit rate, content that was compressed before, denoised
-    or drawn smoothly gets smaller quantisers than camera footage.
+    At the same bit rate, content that was compressed before, denoised or drawn smoothly gets smaller quantisers than
+    camera footage.
+
+    Returns:
+        A mapping from the names of the features of the family ``quantisers`` to their values. Values are NaN if the
+        decoder exports no quantisers.
     """
     known = np.isfinite(stream.qp[:, 0])
     mean, within = stream.qp[known].T.astype(np.float64)
@@ -198,10 +205,14 @@ _SECTORS = 16  # number of sectors into which directions are divided
 
 
 def measure_codec_motion(stream: Stream) -> dict[str, float]:
-    """Return a mapping from the features of the family ``codec_motion`` to their values; NaN if no vector is exported.
+    """Measure lengths and directions of the motion vectors that the encoder stored in a video.
 
-    The encoder stores a motion vector for nearly every block: where its content was in another frame. A repeated frame
+    For nearly every block, a motion vector states where the content of the block was in another frame. A repeated frame
     has only zero vectors. Content that does not move like filmed objects has disordered vectors.
+
+    Returns:
+        A mapping from the names of the features of the family ``codec_motion`` to their values. Values are NaN if the
+        decoder exports no vectors.
     """
     motion = stream.motion.astype(np.float64)
     length = np.hypot(motion[:, 0], motion[:, 1])
@@ -239,9 +250,11 @@ FEATURES.register(
 
 
 def measure_timing(stream: Stream) -> dict[str, float]:
-    """Return a mapping from the features of the family ``timing`` to their values.
+    """Measure how regular the time intervals between a video's frames are; gaps show that frames were left out.
 
-    They are NaN if presentation times are unknown or equal.
+    Returns:
+        A mapping from the names of the features of the family ``timing`` to their values. One feature is ``gaps``, the
+        share of intervals above 1.5 times the median. Values are NaN if presentation times are unknown or equal.
     """
     intervals = np.diff(np.sort(stream.pts_seconds[np.isfinite(stream.pts_seconds)]))
     usual = _median(intervals)
@@ -279,7 +292,10 @@ _FLOOR = 0.05  # grey levels, added before the logarithm, so that tiny differenc
 
 
 def measure_repeats(run: Run) -> dict[str, Values]:
-    """Return a mapping from the features of the family ``repeats`` to their values for a run of L consecutive frames.
+    """Measure how much neighbouring frames differ, to detect repeated frames and frames that were left out.
+
+    The result maps the names of the features of the family ``repeats`` to their values. ``run`` holds L consecutive
+    frames.
 
     For each pair of neighbouring frames, shape (L - 1,): ``equal`` (1 if all compared pixels are equal),
     ``equal_tiles`` (share of equal tiles) and ``difference`` (mean absolute difference of tiles, in grey levels).

@@ -30,9 +30,13 @@ _BENFORD = np.log10(1 + 1 / np.arange(1, 10))
 
 
 def measure_block_dct(luma: Float32) -> dict[str, Float32]:
-    """Return a mapping from the features of ``block_dct`` to values of N tiles, float32 (N,).
+    """Measure how large the cosine coefficients of every tile are at low, middle and high frequencies.
 
-    ``luma`` holds the tiles, float32 (N, 64, 64), in grey levels.
+    Args:
+        luma: float32 (N, 64, 64), N tiles (cut-outs of frames) in grey levels.
+
+    Returns:
+        A mapping from the names of the features of the family ``block_dct`` to values, float32 (N,), one per tile.
     """
     sizes = np.abs(cosine_transform(luma, 8)).reshape(len(luma), 64, 64)
     values: dict[str, Float32] = {}
@@ -66,10 +70,10 @@ def cosine_transform(luma: Float32, side: int) -> Float32:
 
 
 def _first_digits(sizes: Float32) -> Float32:
-    """Return how far the first decimal digits of every tile's coefficients are from Benford's law, float32 (N,).
+    """Return the distance of the first decimal digits of every tile's coefficients from Benford's law, float32 (N,).
 
     The distance is chi-square. Coefficients below 1 are not counted. The distance is NaN for a tile with fewer than 64
-    counted coefficients. ``sizes`` are absolute coefficients, float32 (N, B, 64).
+    counted coefficients. ``sizes`` are the absolute coefficients of B blocks in N tiles, float32 (N, B, 64).
     """
     # A number of at least 1 has the first digit of its integer part.
     digits = _FIRST_DIGIT[np.minimum(sizes[:, :, 1:], 4095).astype(np.int64)]
@@ -132,10 +136,16 @@ _COMB = (np.cos(2 * np.pi * _PHASE) * _COUNTED).astype(np.float32)
 
 
 def measure_double_compression(luma: Float32) -> dict[str, Float32]:
-    """Return a mapping from the features of ``double_compression`` to values of N tiles, float32 (N,).
+    """Measure how strongly the cosine coefficients of every tile gather at multiples of a quantiser step.
 
-    ``luma`` holds the tiles, float32 (N, 64, 64). Flat tiles, in which all coefficients are below about one grey level,
-    give NaN.
+    Such peaks are a trace of an earlier compression.
+
+    Args:
+        luma: float32 (N, 64, 64), N tiles (cut-outs of frames) in grey levels.
+
+    Returns:
+        A mapping from the names of the features of the family ``double_compression`` to values, float32 (N,), one per
+        tile. Flat tiles, in which all coefficients are below about one grey level, give NaN.
     """
     histograms8 = _histograms(luma, 8, 4)
     comb8 = _combs(histograms8.sum(1))  # one step for all frequencies, as H.26x quantises
@@ -151,7 +161,7 @@ def measure_double_compression(luma: Float32) -> dict[str, Float32]:
 
 
 def _histograms(luma: Float32, side: int, highest: int) -> Float32:
-    """Return histograms of the coefficients' absolute values for every tile and frequency, float32 (N, F, 512).
+    """Return histograms of the cosine coefficients' sizes for every tile and frequency, float32 (N, F, 512).
 
     A bin is a quarter of a grey level wide.
 
@@ -173,7 +183,8 @@ def _combs(histograms: npt.NDArray[np.float32]) -> Float32:
     """Return scores, float32 (..., steps), of how strongly coefficients gather at the multiples of quantiser steps.
 
     There is one score per step in ``_STEPS``. For unquantised coefficients, scores have a mean of about 0 and a
-    standard deviation of about 1. ``histograms`` is float32 (..., 512), as ``_histograms`` returns it.
+    standard deviation of about 1. ``histograms`` is float32 (..., 512): the number of coefficients by absolute value,
+    in bins of a quarter of a grey level.
     """
     return np.asarray((histograms @ _COMB) / np.sqrt(np.maximum(histograms @ _COUNTED, 1) / 2))
 

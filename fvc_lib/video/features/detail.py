@@ -22,9 +22,13 @@ _EDGE = 8.0  # gradient in grey levels per pixel above which a pixel lies on an 
 
 
 def measure_sharpness(luma: Float32) -> dict[str, Float32]:
-    """Return a mapping from the features of ``sharpness`` to values of N tiles, float32 (N,).
+    """Measure the fine detail of every tile by its gradients and its Laplacian.
 
-    ``luma`` holds the tiles, float32 (N, 64, 64), of which the inner 62 x 62 pixels are measured.
+    Args:
+        luma: float32 (N, 64, 64), N tiles (cut-outs of frames). Their inner 62 x 62 pixels are measured.
+
+    Returns:
+        A mapping from the names of the features of the family ``sharpness`` to values, float32 (N,), one per tile.
     """
     inner = luma[:, 1:-1, 1:-1]
     laplacian = luma[:, 1:-1, :-2] + luma[:, 1:-1, 2:] + luma[:, :-2, 1:-1] + luma[:, 2:, 1:-1] - 4 * inner
@@ -101,9 +105,14 @@ _OFF_BLOCKS = np.array([number for number in range(4, _LINE // 2) if number % 7]
 
 
 def measure_spectrum(luma: Float32) -> dict[str, Float32]:
-    """Return a mapping from the features of ``spectrum`` to values of N tiles, float32 (N,); NaN for flat tiles.
+    """Measure the power of every tile by frequency (Fourier transform), such as slope, tail and peaks of the spectrum.
 
-    ``luma`` holds the tiles, float32 (N, 64, 64).
+    Args:
+        luma: float32 (N, 64, 64), N tiles (cut-outs of frames).
+
+    Returns:
+        A mapping from the names of the features of the family ``spectrum`` to values, float32 (N,), one per tile. Flat
+        tiles give NaN.
     """
     centred = (luma - luma.mean((1, 2), keepdims=True)) * _TAPER
     transformed = scipy.fft.rfft2(centred).reshape(len(luma), _RADIUS.size)
@@ -131,7 +140,7 @@ def measure_spectrum(luma: Float32) -> dict[str, Float32]:
 
 
 def _periodic(luma: Float32) -> Float32:
-    """Return how strongly every tile shows the periodic pattern that scaling leaves, float32 (N,).
+    """Measure the periodic pattern that scaling leaves in every tile; return its strength, float32 (N,).
 
     The absolute second differences along rows are averaged over the rows of a tile, and Fourier transformed. The value
     is the binary logarithm of the largest magnitude over the median magnitude. ``luma`` is float32 (N, 64, 64).
@@ -180,9 +189,13 @@ _NO_RESIDUAL = 1e-6  # mean square of a residual below which a tile has none
 
 
 def measure_noise(luma: Float32) -> dict[str, Float32]:
-    """Return a mapping from the features of ``noise_residual`` to values of N tiles, float32 (N,).
+    """Measure level and structure of the noise of every tile, by three linear filters and a wavelet.
 
-    ``luma`` holds the tiles, float32 (N, 64, 64).
+    Args:
+        luma: float32 (N, 64, 64), N tiles (cut-outs of frames).
+
+    Returns:
+        A mapping from the names of the features of the family ``noise_residual`` to values, float32 (N,), one per tile.
     """
     square3 = _square3(luma)
     square5 = _square5(luma)
@@ -203,9 +216,10 @@ def measure_noise(luma: Float32) -> dict[str, Float32]:
 
 
 def _square3(luma: Float32) -> Float32:
-    """Return ``luma`` filtered by 1 -2 1 along rows and then along columns, (N, 62, 62).
+    """Return the noise residual of N tiles: ``luma`` filtered by 1 -2 1 along rows, then along columns.
 
-    The squares of the weights sum to 36. It is the Spatial Rich Model's filter "square 3 x 3" times -4.
+    ``luma`` is float32 (N, 64, 64), the result float32 (N, 62, 62). The squares of the weights sum to 36. The filter is
+    the Spatial Rich Model's "square 3 x 3" times -4.
     """
     along: Float32 = luma[:, :, :-2] + luma[:, :, 2:] - 2 * luma[:, :, 1:-1]
     return along[:, :-2] + along[:, 2:] - 2 * along[:, 1:-1]
@@ -217,7 +231,10 @@ _SQUARE5_NORM = 596  # sum of squares
 
 
 def _square5(luma: Float32) -> Float32:
-    """Return ``luma`` filtered by the Spatial Rich Model's filter "square 5 x 5" times 12, (N, 60, 60)."""
+    """Return the noise residual of N tiles: ``luma`` filtered by the Spatial Rich Model's "square 5 x 5" times 12.
+
+    ``luma`` is float32 (N, 64, 64), the result float32 (N, 60, 60).
+    """
     middle = luma[:, :, 2:-2]
     near = luma[:, :, 1:-3] + luma[:, :, 3:-1]
     far = luma[:, :, :-4] + luma[:, :, 4:]
@@ -226,9 +243,9 @@ def _square5(luma: Float32) -> Float32:
 
 
 def _kurtosis(residual: Float32) -> Float32:
-    """Return the kurtosis of every tile's residual, float32 (N,), with 0 as the mean: 3 for Gaussian noise.
+    """Return the kurtosis of every tile's noise residual, float32 (N,); it is 3 for Gaussian noise.
 
-    A tile whose residual is 0 everywhere gives NaN.
+    The mean of a residual is assumed to be 0. A tile whose residual is 0 everywhere gives NaN.
     """
     squares = residual * residual
     mean_square = squares.mean((1, 2))
@@ -237,9 +254,10 @@ def _kurtosis(residual: Float32) -> Float32:
 
 
 def _correlation(residual: Float32, down: int, right: int) -> Float32:
-    """Return every tile's correlation of residuals that are ``down`` rows and ``right`` columns apart, float32 (N,).
+    """Return the autocorrelation of every tile's noise residual at a distance of some rows and columns, float32 (N,).
 
-    A tile whose residual is 0 everywhere gives NaN.
+    It correlates pixels that are ``down`` rows and ``right`` columns apart. A tile whose residual is 0 everywhere
+    gives NaN.
     """
     height, width = residual.shape[1:]
     one = residual[:, : height - down, : width - right]

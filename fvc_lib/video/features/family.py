@@ -47,7 +47,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Run:
-    """L consecutive frames of a video, with N tiles at the same positions in every frame.
+    """The luma of L consecutive frames of a video, with N tiles (cut-outs) at the same positions in every frame.
 
     Attributes:
         luma: float32 (L, N, 64, 64), luma of the tiles from 0 to 255 as coded (10 bit divided by 4; RGB converted).
@@ -86,7 +86,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Feature:
-    """The declaration of a feature.
+    """The declaration of one forensic feature, a number that is measured in videos.
 
     Attributes:
         name: name within its family.
@@ -104,10 +104,10 @@ class Feature:
 
 @dataclass(frozen=True)
 class FeatureFamily:
-    """Features that are measured together.
+    """A group of forensic features that one function measures together.
 
     Attributes:
-        name: prefix of the names of its columns.
+        name: name of the family, the prefix of its columns' names.
         paper: publication that describes the method.
         features: its features, in the order of their columns.
         measure: function that returns a mapping from feature names to values. For ``tiles`` it takes the luma of a
@@ -124,9 +124,10 @@ class FeatureFamily:
     of: Literal["tiles", "pairs", "stream"]
 
     def columns(self) -> dict[str, Feature]:
-        """Return a mapping from the names of all columns to the features that they hold.
+        """Return a mapping from the names of the family's columns in the table of features to their features.
 
-        A name is ``FAMILY_FEATURE_POOL``, with a statistic of ``POOLS``; or ``FAMILY_FEATURE`` for a family of streams.
+        A name is ``FAMILY_FEATURE_POOL``, such as ``sharpness_edges_mean``, where POOL is a statistic of ``POOLS``.
+        In a family of kind ``stream``, a feature has one value per video, and the name is ``FAMILY_FEATURE``.
         """
         pools = ("",) if self.of == "stream" else tuple(f"_{pool}" for pool in POOLS)
         return {f"{self.name}_{each.name}{pool}": each for each in self.features for pool in pools}
@@ -134,8 +135,8 @@ class FeatureFamily:
     def pooled(self, measured: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Return a mapping from all column names to a video's values; NaN where nothing could be measured.
 
-        The values of a feature are pooled over all sampled tiles or pairs of frames; those of ``stream`` are returned
-        as they are.
+        In a family of kind ``tiles`` or ``pairs``, statistics are computed over the values of all sampled tiles or
+        pairs of frames. In a family of kind ``stream``, a feature has one value, which is returned unchanged.
 
         Args:
             measured: the results of ``measure``: one per sampled frame (``tiles``), one per ``Run`` of consecutive
@@ -166,10 +167,10 @@ POOLS: Mapping[str, str] = {
 
 
 def pool(rows: Sequence[Values]) -> npt.NDArray[np.float64]:
-    """Return the six statistics of ``POOLS`` for every feature, float64 (F, 6).
+    """Return the six statistics of ``POOLS``, such as the mean, for each of F features, float64 (F, 6).
 
-    ``rows`` holds the values of F features, 1-D arrays of any lengths. Values that are not finite are ignored; a row
-    without finite values gives NaN.
+    ``rows`` holds one 1-D array per feature, of any length: its values in one video. Values that are not finite are
+    ignored. A feature without finite values gives NaN.
     """
     pooled = np.full((len(rows), len(POOLS)), np.nan)
     for number, row in enumerate(rows):
@@ -181,12 +182,12 @@ def pool(rows: Sequence[Values]) -> npt.NDArray[np.float64]:
 
 
 def ratio(numerator: Values, denominator: Values, is_known: npt.NDArray[np.bool_]) -> Float32:
-    """Return the quotients of two arrays of the same shape, float32; NaN where ``is_known`` is false."""
+    """Divide ``numerator`` by ``denominator`` elementwise, and return float32; NaN where ``is_known`` is false."""
     return np.where(is_known, numerator / np.where(is_known, denominator, 1), np.nan).astype(np.float32)
 
 
 def tile_corners(height: int, width: int) -> IntArray:
-    """Return the positions of a frame's N tiles, int64 (N, 2): top and left in pixels.
+    """Return the positions of the N tiles (square cut-outs) of a frame, int64 (N, 2): top and left in pixels.
 
     There are at most 3 x 3 square tiles of side ``TILE``, spread evenly, without overlap. All coordinates are multiples
     of 8. A frame smaller than a tile has no tiles.
@@ -224,7 +225,7 @@ _LUMA_OF_RGB = np.array([0.299, 0.587, 0.114], np.float32)  # BT.601
 
 @dataclass(frozen=True)
 class Sample:
-    """The data from which a video's features are measured.
+    """The sampled data of one video from which its forensic features are measured.
 
     Attributes:
         runs: short series of consecutive frames, in order of time.
@@ -236,7 +237,7 @@ class Sample:
 
 
 def run_places(num_frames: int) -> list[IntArray]:
-    """Return the frame indices of every run, one int64 array per run.
+    """Return the indices of the frames to sample from a video: one int64 array per run of consecutive frames.
 
     Runs are spread from a video's first frame to its last, without overlap. There are at most ``RUNS`` runs of
     ``RUN_LENGTH`` frames. A video with fewer frames than ``RUN_LENGTH`` is one run.
@@ -247,7 +248,10 @@ def run_places(num_frames: int) -> list[IntArray]:
 
 
 def sample_video(path: AnyPath) -> Sample:
-    """Decode a few runs of consecutive frames of a video, and return them with its packets and exported data.
+    """Decode a few runs of consecutive frames of a video, and return the sample from which features are measured.
+
+    The sample holds tiles of the frames, the packets of the video, and data that the decoder exports, such as motion
+    vectors.
 
     Raises:
         VideoError: the file is unreadable, has no video, is truncated, corrupt or refused.
@@ -259,7 +263,7 @@ def sample_video(path: AnyPath) -> Sample:
 
 @dataclass(frozen=True)
 class _Seen:
-    """The measured parts of one decoded frame.
+    """The parts and coding data of one decoded frame that features are measured from.
 
     Attributes:
         shape: (H, W) in pixels.
@@ -281,12 +285,14 @@ class _Seen:
 
 
 class SampleSink:
-    """A sink (receiver of decoded frames) that stores the measured parts (``_Seen``) of every wanted frame.
+    """A sink (receiver of decoded frames) that collects the sample from which a video's features are measured.
+
+    For every wanted frame it stores tiles, a reduced picture and coding data (``_Seen``).
 
     Args:
         opened: the video, before it is decoded.
-        table: its packets.
-        count: number of its frames.
+        table: the packets of the video.
+        count: number of frames of the video.
     """
 
     def __init__(self, opened: VideoSource, table: FrameTable, count: int) -> None:
@@ -299,16 +305,21 @@ class SampleSink:
         self._stream = stream_of(opened, table)
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Measure a frame if it is wanted; ``decode.decoding.Sink`` describes the arguments."""
+        """Store tiles, a reduced picture and coding data of a decoded frame; ignore a frame that is not wanted.
+
+        Args:
+            place: index of the frame in presentation order, or None.
+            frame: the decoded frame.
+        """
         if place is not None and place in self.wanted:
             tiles, small = _luma(frame, self._reformatter)
             self._seen[place] = _Seen((frame.height, frame.width), tiles, small, *_exported(frame))
             self.wanted.discard(place)
 
     def sample(self) -> Sample:
-        """Return the sample. Call it after all wanted frames were received.
+        """Return the collected data as a ``Sample``, after all wanted frames were received.
 
-        A run ends early where the frame size changes.
+        If the frame size changes within a run, the run is cut off there.
         """
         frames, runs = self._seen.values(), []
         for places in self._runs:
@@ -328,10 +339,10 @@ class SampleSink:
 
 
 def _luma(frame: VideoFrame, reformatter: VideoReformatter) -> tuple[Float32, Float32]:
-    """Return ``(tiles, small)``: luma of a frame, 0 to 255.
+    """Return the luma of a frame, 0 to 255, as a tuple ``(tiles, small)``.
 
-    ``tiles`` are squares cut out of the frame, float32 (N, 64, 64). ``small`` is the whole frame, reduced by averaging
-    blocks of pixels, float32 (h, w).
+    ``tiles`` are N squares cut out of the frame, float32 (N, 64, 64). ``small`` is the whole frame, float32 (h, w),
+    reduced by averaging blocks of pixels.
     """
     corners = tile_corners(frame.height, frame.width)
     name = frame.format.name
@@ -359,7 +370,10 @@ def _plane(frame: VideoFrame, number: int, bits: int) -> npt.NDArray[Any]:
 
 
 def _tiles(plane: npt.NDArray[Any], corners: IntArray) -> Float32:
-    """Return copies of the tiles of ``plane``, float32 (N, 64, 64), at ``corners``, the result of ``tile_corners``."""
+    """Return copies of N tiles (square cut-outs) of ``plane``, float32 (N, 64, 64).
+
+    ``plane`` is one channel of a frame, (H, W). ``corners`` is int64 (N, 2): top and left of every tile in pixels.
+    """
     tiles = np.empty((len(corners), TILE, TILE), np.float32)
     for tile, (top, left) in zip(tiles, corners.tolist(), strict=True):
         tile[...] = plane[top : top + TILE, left : left + TILE]
@@ -386,7 +400,10 @@ _MOST_VECTORS = 4096  # per frame; of more vectors every second, third ... is ta
 
 
 def stream_of(source: VideoSource, table: FrameTable) -> Stream:
-    """Return the packets of ``table`` as a ``Stream``; presentation times are NaN where they are not reliable."""
+    """Return a ``Stream`` with the codec of ``source`` and the sizes, keyframes and times of the packets in ``table``.
+
+    Presentation times are NaN where they are not reliable. The data of decoded frames are still empty.
+    """
     seconds = np.full(len(table.pts), np.nan)
     if not table.doubt and source.stream.time_base:
         seconds[table.is_shown] = seconds_of(table.pts[table.is_shown], source.stream.time_base)
@@ -394,7 +411,7 @@ def stream_of(source: VideoSource, table: FrameTable) -> Stream:
 
 
 def _exported(frame: VideoFrame) -> tuple[str, tuple[float, float], float, Float32]:
-    """Return how a frame was coded, as far as its decoder exports it.
+    """Return the data about the coding of a frame that its decoder exports, such as motion vectors.
 
     Returns:
         A tuple of the frame type (``I``, ``P``, ``B`` or ``?``), the mean and standard deviation of the quantiser, the
@@ -419,7 +436,7 @@ def _exported(frame: VideoFrame) -> tuple[str, tuple[float, float], float, Float
 
 
 def _quantisers(parameters: VideoEncParams) -> tuple[float, float]:
-    """Return a tuple: mean and standard deviation of the quantiser over a frame's blocks.
+    """Return the mean and the standard deviation of the quantiser (step of the compression) over a frame's blocks.
 
     Both are shares of the codec's largest quantiser. The deviation is NaN if the decoder exports a single quantiser for
     the frame.
@@ -435,7 +452,11 @@ def _quantisers(parameters: VideoEncParams) -> tuple[float, float]:
 
 
 def _motion(vectors: np.ndarray) -> Float32:
-    """Return the motion of K blocks from the earlier to the later frame, in pixels right and down, float32 (K, 2)."""
+    """Return the motion of K blocks from the earlier to the later frame, in pixels right and down, float32 (K, 2).
+
+    ``vectors`` is the array of motion vectors of one frame that PyAV exports. If there are more than 4096 vectors, only
+    every second, third or n-th vector is used.
+    """
     chosen = vectors[:: -(-len(vectors) // _MOST_VECTORS) or 1]
     # A vector points from a block to its match in an earlier frame (source below 0) or a later frame.
     towards = np.sign(chosen["source"]) / np.maximum(chosen["motion_scale"], 1)

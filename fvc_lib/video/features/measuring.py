@@ -32,7 +32,7 @@ Measured = Mapping[str, Any]  # by family: [hash of its code, values of its colu
 
 @dataclass(frozen=True)
 class FeatureReport:
-    """The result of ``measure_features``.
+    """The result of ``measure_features``: the numbers of measured and of reused videos, and the videos that failed.
 
     Attributes:
         measured: number of videos that were measured.
@@ -46,9 +46,10 @@ class FeatureReport:
 
 
 def features_folder(cache_dir: AnyPath, recipe: str = "") -> Path:
-    """Return the folder of cached values for the current sampling code and ``recipe``.
+    """Return the folder in ``cache_dir`` for cached feature values.
 
-    ``recipe`` is the name of the recipe by which videos are re-encoded first; empty: none.
+    Its name contains a hash of the code that samples frames, so that changed code gets another folder. It also depends
+    on ``recipe``, the name of the way in which videos are re-encoded before they are measured; empty: none.
     """
     by_recipe = f"_{recipe}_{recipe_named(recipe).digest[:16]}" if recipe else ""
     return Path(cache_dir) / FEATURES_FOLDER / f"{code_of_samples()[:32]}{by_recipe}"
@@ -73,14 +74,15 @@ def measure_features(
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     workers: int = 0,
 ) -> FeatureReport:
-    """Measure every video, and write the table FEATURES, with one row per video in the order of ``index``.
+    """Measure the forensic features of every video, and write the table FEATURES.
 
-    Only families without a cached value for the video are measured.
+    The table has one row per video, in the order of ``index``. Only families without cached values for a video are
+    measured.
 
     Args:
-        index: an INDEX table.
-        corpus_root: the folder that its ``path`` column is relative to.
-        families: names separated by commas, or ``all``.
+        index: an INDEX table, one row per video.
+        corpus_root: the folder that the column ``path`` of ``index`` is relative to.
+        families: names of feature families, separated by commas, or ``all``.
         cache_dir: where values are cached.
         table: the table to write, with nulls for a video that failed. None: no table.
         recipe: recipe (named way to re-encode) that is applied to every video first; empty: none.
@@ -131,15 +133,19 @@ def measure_features(
 
 
 def _cached(record: Path, codes: Mapping[str, str]) -> Measured:
-    """Return the entries of the file ``record`` that were measured by today's code, by the families' names.
+    """Return the cached values of a video that are still valid, as a mapping from family names to entries.
 
-    ``codes`` has the hash of today's code by the families' names.
+    An entry of the JSON file ``record`` is valid if it was measured by the current code. ``codes`` maps family names to
+    the hash of this code.
     """
     return {name: entry for name, entry in read_document(record).items() if codes.get(name) == entry[0]}
 
 
 def _row(families: Sequence[FeatureFamily], measured: Measured) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return a video's values for the C columns of ``families``, float32 (C,); NaN where ``measured`` has none."""
+    """Return a video's values for all C columns of ``families``, float32 (C,).
+
+    Columns of a family that ``measured`` (cached entries by family name) lacks are NaN.
+    """
     parts = [
         np.array(measured[each.name][1], np.float64) if each.name in measured else np.full(len(each.columns()), np.nan)
         for each in families

@@ -22,18 +22,20 @@ _PACKAGES = ("numpy", "scipy", "pywavelets")  # packages on which values depend
 
 
 class FamilyError(Exception):
-    """The function of a feature family raised an error or lacks a feature; the message names the family."""
+    """The error for a feature family whose function fails or does not return all features; the message names it."""
 
 
 def measured(sample: Sample, family: FeatureFamily) -> dict[str, float]:
-    """Return a mapping from the columns of a feature family to a video's values; NaN where one cannot be measured.
+    """Measure one feature family in a sampled video, and return a mapping from its columns to values.
+
+    A value that cannot be measured is NaN.
 
     Args:
         sample: decoded parts of the video.
-        family: features that one function measures together.
+        family: the features, which one function measures together.
 
     Raises:
-        FamilyError: the family's function fails, or lacks a feature that the family declares.
+        FamilyError: the family's function fails, or does not return a feature that the family declares.
     """
     try:
         if family.of == "tiles":
@@ -50,7 +52,7 @@ def measured(sample: Sample, family: FeatureFamily) -> dict[str, float]:
 def measure_video(
     path: AnyPath, families: Sequence[FeatureFamily], sample: Sample | None = None
 ) -> dict[str, dict[str, float]]:
-    """Measure the video at ``path``, and return its values as ``{family name: {column: value}}``.
+    """Measure the features of the video at ``path``, and return the values as ``{family name: {column: value}}``.
 
     A value is NaN where it cannot be measured. The video is not decoded if its ``sample`` is given.
 
@@ -63,7 +65,7 @@ def measure_video(
 
 
 def measure_item(item: dict[str, Any]) -> dict[str, Any]:
-    """Measure one video, in a worker process.
+    """Measure the forensic features of one video, in a worker process, and return them in a form that JSON can hold.
 
     Args:
         item: a mapping with
@@ -98,16 +100,19 @@ def measure_item(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def code_of(family: FeatureFamily) -> str:
-    """Return a hexadecimal SHA-256 of a family's code, columns and packages.
+    """Return a hexadecimal SHA-256 of a feature family's code, its columns and the versions of the packages it uses.
 
-    Cached values with another hash are measured again.
+    Cached values are stored with this hash. If it has changed, they are measured again.
     """
     code = code_hash(family.measure.__module__, _HERE)
     return sha256_of_json([family.name, code, list(family.columns()), _versions(_PACKAGES)])
 
 
 def code_of_samples() -> str:
-    """Return a hexadecimal SHA-256 of PyAV's version and the code that decodes videos and cuts samples from them."""
+    """Return a hexadecimal SHA-256 of PyAV's version and the code that decodes and samples videos for all families.
+
+    If it has changed, all cached values are measured again.
+    """
     return sha256_of_json([code_hash(f"{_HERE}.family", "fvc_lib.video"), _versions(("av",))])
 
 

@@ -102,15 +102,16 @@ class OcclusionMap:
 
 @dataclass
 class FileEvidence:
-    """The evidence on one file; an attribute is None if it failed or does not apply.
+    """The evidence on one file. ``clips``, ``windows`` and ``occlusion`` are None if they failed or do not apply.
 
     Attributes:
         provenance: sentences on the signed manifest of the file, or on why there is none.
         clips: uint8 (N, T, 3, H, W), the clips that the file's score was computed from, without black bars.
         windows: the score over time.
         occlusion: the map of the parts that raise the score.
-        note: a sentence that says why there is no evidence from frames; empty if there is.
-        failure: the error that ended the evidence from frames, after which another attempt may succeed; empty if none.
+        note: a sentence that says why evidence from frames is impossible for this file; empty if it is possible.
+        failure: the error that stopped the computation of evidence from frames; empty if none. Another attempt may
+            succeed.
     """
 
     provenance: tuple[str, ...] = ()
@@ -170,9 +171,9 @@ def decoded(
 ) -> Iterator[tuple[Windows, Pixels, Mapping[str, float]]]:
     """Decode a whole video in a worker process, with the settings of the run's clips.
 
-    Yields ``(windows, frames, forensic)``: which frames each clip and window consists of, the frames themselves, uint8
-    (F, 3, S, S), and the video's forensic features by column, if the networks take any. The frames are a memory-mapped
-    file, which is deleted at the end.
+    Yields ``(windows, frames, forensic)``. ``windows`` states which frames each clip and window consists of. ``frames``
+    are the frames, uint8 (F, 3, S, S), as a memory-mapped file that is deleted at the end. ``forensic`` are the video's
+    forensic features by column; it is empty if the networks take none.
 
     Args:
         networks: the networks of a run or bundle, for their settings.
@@ -285,7 +286,7 @@ def occlusion_map(
         tell: called with the name of the step, the number of clips judged and their total.
 
     Raises:
-        FvcError: as ``Networks.network``.
+        FvcError: a network cannot be built or loaded.
     """
     whole = networks.raw_logits(folds, clips).mean(1)
     clip = clips[int(whole.argmax())]

@@ -66,10 +66,11 @@ _ANSWERS = (*_DECISIONS, _UNSCORED, UNREAD)
 
 
 def files_of(named: Sequence[str], kind: Kind = "video", *, folder_is_case: bool = False) -> dict[Path, str]:
-    """Map the absolute path of each file that ``named`` selects, in its order, to the file's case or an empty text.
+    """Return the files that ``named`` selects, as a dict from absolute path to case, in the order of ``named``.
 
-    A case holds several videos of one event. A table may name it in a column ``case``. With ``folder_is_case``, the
-    files that lie in one folder below a folder of ``named`` are a case.
+    A case is a set of videos of one event. A table may name the case of a file in a column ``case``. If
+    ``folder_is_case``, files that were found in the same folder form a case, named by the path of that folder. The case
+    of other files is an empty text.
 
     An entry of ``named`` selects files as follows:
 
@@ -125,7 +126,7 @@ class Verdicts:
         table: VERDICTS of the first ``_MOST_SHOWN`` files.
         counts: the number of files that are ``fake``, ``real``, ``undecided``, ``without a prediction``, or that
             ``could not be read``.
-        cases: the verdicts on cases, as ``case_table`` returns them; also in ``cases.csv``.
+        cases: the verdicts on cases (sets of videos of one event), one row per case; also in ``cases.csv``.
         detector: the detector that scored the files.
         rule: the rule that gave the verdicts.
         limits: sentences on how far the verdicts can be trusted.
@@ -179,7 +180,7 @@ def judge_files(
         progress: called with the number of files done and their total.
 
     Raises:
-        FvcError: as ``VideoDetector.findings``.
+        FvcError: for example, a network of the detector cannot be loaded.
         OSError: a table cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -215,11 +216,12 @@ def judge_files(
 
 
 def case_table(detector: VideoDetector, of_case: Mapping[str, Sequence[Finding]], rule: Rule) -> pl.DataFrame:
-    """Return the verdict on each case, with the columns ``case videos scored score verdict reasons``.
+    """Return the verdict on each case, a set of videos of one event, in a table with one row per case.
 
-    Every network's logits are combined over the videos of a case, by mean or maximum as the run's ``case_score`` says.
-    The score is the mean over networks of the resulting probabilities. The verdict comes from the p-values of the
-    videos (``PValues.of_case``). A video that is unlike the run's videos makes the case undecided.
+    The columns are ``case videos scored score verdict reasons``; ``videos`` and ``scored`` are counts. The logits of
+    each network are combined over the videos of a case, by their mean or maximum (the setting ``case_score`` of the
+    run). The score is the mean over networks of the resulting probabilities. The verdict comes from the p-values of
+    the videos (``PValues.of_case``). A video that is unlike the run's videos makes the case undecided.
 
     Args:
         detector: the detector that gave the findings.
@@ -246,7 +248,10 @@ def case_table(detector: VideoDetector, of_case: Mapping[str, Sequence[Finding]]
 
 
 def case_sentences(cases: pl.DataFrame) -> list[str]:
-    """Return a sentence on each of the first 20 cases, and one on the number of the others; see ``case_table``."""
+    """Return a sentence on each of the first 20 rows of ``cases`` (``case_table``), with its verdict and score.
+
+    If there are more rows, a last sentence gives their number.
+    """
     lines = []
     for case, videos, scored, score, verdict, reasons in cases.head(_CASES_SHOWN).rows():
         said = "no prediction" if score is None else f"{verdict}, probability of fake {score:.3f}"

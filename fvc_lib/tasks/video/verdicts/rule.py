@@ -5,9 +5,9 @@ error rate, a share that the user sets (``metrics/abstention.py``). If neither o
 
 A run may also have a network trained on all groups. No group is left to test this network, so its verdicts rest on the
 out-of-fold scores of the folds' networks. ``agreement_table`` compares its scores with the out-of-fold scores, on the
-videos that chose its temperature. Where these are a validation part that also chose its epoch, the network looks a
-little better on them than it is. With cross-fitting, all videos choose the temperature, by scores of networks
-that were trained without their groups.
+videos on which its temperature was chosen. These videos may be a validation part on which the epoch was chosen, too;
+then the network looks a little better on them than it is. With cross-fitting they are all videos, and the compared
+scores are those of networks that were trained without the video's group.
 """
 
 from collections.abc import Iterator, Sequence
@@ -79,7 +79,7 @@ class Rule:
 def rule_of(
     error_rate: float = 0.1, false_alarm_rate: float = 0.0, prior: float = 0.0, *, withheld: bool = False
 ) -> Rule:
-    """Return the rule for a user's options.
+    """Check a user's options for verdicts, and return them as a ``Rule``.
 
     Args:
         error_rate: share of fakes that may be called real.
@@ -146,17 +146,17 @@ class KnownVideos:
         return left_out_p_values(self.witnesses, self.tested["group_id"])
 
     def telling(self, rule: Rule) -> frozenset[str]:
-        """Return those of the answers ``fake`` and ``real`` that carry information, by the run's own videos.
+        """Return the answers that carry information: a set with ``fake``, ``real``, both or none.
 
-        An answer carries information if videos of its class get it more often than the other videos, by more than
-        chance.
+        The answers of the rule to the run's own videos are counted. ``fake`` carries information if fakes are called
+        fake more often than reals are, by more than chance; for ``real`` likewise.
         """
         return answers_that_tell(self.witnesses, self.left_out.answers(rule.rates))
 
     def answers_to(self, p_values: PValues, rule: Rule) -> list[str]:
         """Return the answers for M videos at the rule's error rates: ``fake``, ``real`` or ``undecided``.
 
-        An answer that is not in ``telling`` becomes undecided.
+        An answer that carries no information (see ``telling``) is replaced by ``undecided``.
 
         Args:
             p_values: p-values of the answers real and fake for the M videos; a small one rules the answer out.
@@ -166,7 +166,7 @@ class KnownVideos:
         return [answer if answer in telling else UNDECIDED for answer in p_values.answers(rule.rates)]
 
     def rates(self, rule: Rule) -> AbstentionRates:
-        """Return the error rates of the rule, and the share of undecided videos, on the run's own videos."""
+        """Return the rule's error rates and share of undecided videos, measured on the run's own videos."""
         return abstention_rates(self.witnesses, self.answers_to(self.left_out, rule))
 
 

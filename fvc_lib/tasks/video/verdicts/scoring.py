@@ -116,15 +116,16 @@ class Networks:
     def logits(self, folds: Sequence[int], clips: Pixels, features: dict[int, list[Features]] | None = None) -> Floats:
         """Return the logits of V videos by the networks of K ``folds``, float64 (V, K).
 
-        A logit is the mean over the clips of a video, with ``prior_logit`` added. Of a model that also takes forensic
-        features, ``forensic_logit`` must be added. Of one on forensic features alone, this is ``prior_logit``.
+        A logit is the mean over the clips of a video, with ``prior_logit`` added. The part of forensic features is not
+        included: the caller adds ``forensic_logit`` if the model takes such features. For a model on forensic features
+        alone, the returned value is therefore just ``prior_logit``.
 
         Args:
             folds: the K folds whose networks judge.
             clips: uint8 (V, N, T, 3, S, S), N clips of each of V videos.
             features: a dict from fold to a list, to which one array is appended, float32 (V, F): the inputs of the
-                network's head, averaged over time, space and the clips of a video. Nothing is appended if the head does
-                not get one row per clip.
+                network's head, averaged over time, space and the clips of a video. Nothing is appended if the input of
+                the head does not have one row per clip.
 
         Raises:
             DataError: a network returns values that are not finite.
@@ -196,7 +197,7 @@ class Networks:
             features: the features by column; absent ones count as missing.
 
         Raises:
-            UsageError: as ``fitted_model``.
+            UsageError: the stored model does not fit the features that this installation measures.
         """
         if not self.families:
             return 0.0
@@ -208,14 +209,17 @@ class Networks:
         return float(self._forensic[fold].logits([features])[0])
 
     def _outputs(self, networks: Collection[Any], frames: Tensor) -> Tensor:
-        """Return the outputs of K networks for B clips, (B, K). A trunk that all networks share runs once."""
+        """Return the outputs of K networks for B clips, (B, K).
+
+        If the networks share a frozen trunk, the trunk runs only once.
+        """
         if not self.config.of_features:
             return torch.stack([network(frames) for network in networks], 1)
         seen = self._trunk(frames)
         return torch.stack([network.logits_of(seen) for network in networks], 1)
 
     def load(self, folds: Iterable[int]) -> None:
-        """Load the networks of ``folds``, to raise the errors of ``network`` and ``forensic_logit`` early."""
+        """Load the networks of ``folds`` now, so that errors such as a missing file are raised early."""
         for fold in folds:
             self.forensic_logit(fold, {})
             if self.sees_frames:
@@ -225,7 +229,7 @@ class Networks:
         """Return the network of ``fold`` in evaluation mode on its device, loaded at the first call.
 
         Raises:
-            UsageError, FvcError: as ``Trained.built``.
+            UsageError, FvcError: the network cannot be built, or its weights cannot be loaded (``Trained.built``).
         """
         if fold not in self._networks:
             trained = self.folds[fold].trained
@@ -239,7 +243,10 @@ class Networks:
 
     @cached_property
     def _trunk(self) -> Any:
-        """The frozen trunk that the networks of a model on a trunk's features share, on its device."""
+        """The frozen trunk that the networks of all folds share, on its device.
+
+        Only a model on the features of a trunk has one.
+        """
         network: Any = build_detector(self.config)
         return network.trunk.eval().to(self.compute.device)
 
@@ -299,7 +306,7 @@ def score_files(networks: Networks, files: Sequence[FileToScore], *, workers: in
 
     Raises:
         OSError: a clip cannot be written.
-        FvcError: as ``Networks.logits``, or the code that decodes was changed since it was loaded here.
+        FvcError: a network returns values that are not finite, or the decoding code was changed after it was loaded.
     """
     if not files:
         return
@@ -323,10 +330,10 @@ def score_decoded(
         files: the files, with the folds that judge them.
         clips: their clip files.
         answers: the results of decoding them, in any order.
-        options: those of ``score_clips``.
+        options: the arguments ``seen`` and ``features`` of ``score_clips``.
 
     Raises:
-        FvcError: as ``Networks.logits``.
+        FvcError: a network returns values that are not finite.
     """
     waiting: dict[int, tuple[FileToScore, DecodedFile]] = {}
     for answer in answers:
@@ -358,7 +365,7 @@ def score_clips(
         features: whether the results also have the inputs of the networks' heads.
 
     Raises:
-        FvcError: as ``Networks.logits``.
+        FvcError: a network returns values that are not finite.
     """
     positions = list(files)
     shape = networks.store.shape

@@ -68,7 +68,7 @@ class TrainingRanges(Strict):
     def reasons(self, facts: Mapping[str, Any]) -> list[str]:
         """Return a list with one sentence that names the values of a video outside the ranges; empty if there are none.
 
-        An unknown value counts as inside. A range is widened by the share ``_SLACK`` at both ends.
+        An unknown value counts as inside. A range is widened by a tenth at both ends before the comparison.
 
         Args:
             facts: codec, size, length and rates of the video, named as in INDEX.
@@ -200,12 +200,13 @@ class Neighbours:
         return torch.from_numpy((rows - self._mean) / self._deviation)
 
     def distances(self, new: Features, ignored: npt.NDArray[np.bool_] | Literal[False] = False) -> Floats:
-        """Return the mean distance of each of M videos to its ``_NEAREST`` nearest neighbours, float64 (M,).
+        """Return the mean distance of each of M videos to its five nearest neighbours in the set, float64 (M,).
+
+        If fewer than five neighbours are left, the mean is over these; without neighbours the distance is infinite.
 
         Args:
-            new: float32 (M, F), the videos whose distances are returned.
-            ignored: bool (M, N), True for neighbours that do not count. A video with fewer neighbours than ``_NEAREST``
-                has the mean distance to them all; without neighbours the distance is infinite.
+            new: features of the M videos, float32 (M, F).
+            ignored: bool (M, N), True where a video of the set does not count as a neighbour; False: all count.
         """
         to_all = torch.cdist(self._scaled(new), self._rows).numpy()
         distances = np.where(ignored, np.inf, to_all)
@@ -235,10 +236,10 @@ class FeatureDistance:
 
     @cached_property
     def _own(self) -> dict[int, tuple[Neighbours, Floats, Floats]]:
-        """The run's test videos, their distances to their nearest neighbours in other groups, and their votes.
+        """A dict from the fold's number to ``(videos, distances, votes)`` for the N test videos of the fold.
 
-        By fold: ``(videos, distances, votes)``, the last two float64 (N,). A group has one vote, divided equally among
-        its videos of all folds.
+        ``distances``, float64 (N,), are those to the nearest neighbours in other groups. ``votes``, float64 (N,), are
+        the weights of the videos: a group has one vote, divided equally among its videos of all folds.
         """
         found = {}
         all_groups = np.concatenate([*self.groups.values()])
@@ -253,8 +254,9 @@ class FeatureDistance:
     def quantiles(self, features: Mapping[int, Features]) -> Floats:
         """Return the quantile of each of M new videos, float64 (M,) in (0, 1].
 
-        The quantile is the share of the run's groups with at least the distance of the new video. The new video counts
-        as one more group. A group's vote is divided equally among its videos.
+        The quantile is the share of the run's groups that lie at least as far from their nearest neighbours as the new
+        video does; a small one means that the video is unlike the run's. The new video counts as one more group. A
+        group's vote is divided equally among its videos.
 
         Args:
             features: features of the M new videos, float32 (M, F), by the number of the fold whose network computed
@@ -275,9 +277,9 @@ class FeatureDistance:
     def reasons(self, quantile: float) -> tuple[str, ...]:
         """Return a tuple with one sentence if a video is unfamiliar, else an empty tuple.
 
-        The sentence says that the video's features are unlike those of the run's videos. ``quantile`` is the share of
-        the run's groups that lie at least as far from the others as the video does. The video is unfamiliar if this
-        share is at most ``UNFAMILIAR_AT``.
+        The sentence says that the video's features are unlike those of the run's videos. ``quantile`` is a result of
+        ``quantiles``: the share of the run's groups that are at least as far from the other groups as the video is. The
+        video is unfamiliar if this share is at most ``UNFAMILIAR_AT``.
         """
         if quantile > UNFAMILIAR_AT * (1 + 1e-9):
             return ()
@@ -306,7 +308,7 @@ class FeatureDistance:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], folds: Collection[int]) -> Self:
-        """Return the object whose method ``arrays`` returned ``arrays``.
+        """Build the object from the arrays that its method ``arrays`` returned, for example after reading a file.
 
         Args:
             arrays: ``fold_K``, float32 (N, F), and ``groups_K``, int64 (N,), for each fold K.
@@ -327,17 +329,18 @@ class FeatureDistance:
 
 
 def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | None:
-    """Compute the features of the run's tested videos from the stored clips, to compare new videos with.
+    """Return the features of the run's tested videos, computed from the stored clips.
 
-    At most ``MOST_VIDEOS`` videos are used: whole groups, in an arbitrary but fixed order.
+    They show how unlike the run's videos a new video is. At most ``MOST_VIDEOS`` videos are used: whole groups, in an
+    arbitrary but fixed order.
 
     Args:
         networks: the networks of the run.
         known: the run's videos.
 
     Returns:
-        The features; None if no video is tested, a clip is missing, the model sees no frames, or its head does not get
-        one row per clip.
+        The features. None if no video is tested, a clip is missing, the model sees no frames, or the input of its head
+        does not have one row per clip.
 
     Raises:
         DataError: a stored clip is damaged.
@@ -380,7 +383,7 @@ def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | Non
 def _features_of(networks: Networks, fold: int, video_ids: Sequence[str]) -> Features:
     """Compute the features of N videos from stored clips, float32 (N, F).
 
-    The result is empty if the head does not get one row per clip.
+    A feature is an input of the network's head. The result is empty if this input does not have one row per clip.
 
     Args:
         networks: the networks of the run.

@@ -54,19 +54,20 @@ _INVALID = (
 
 
 def look(item: dict[str, Any]) -> dict[str, Any]:
-    """Probe the video ``item["source"]`` as ``probe_file`` does, and decode its clip into ``item["target"]``.
+    """Measure the facts of the video ``item["source"]``, and decode its clip into the file ``item["target"]``.
 
-    The file is decoded only once for both. If that fails, it is done in the usual two steps, ``probe_file`` and then
-    ``make_original``, which give the usual error messages. Runs that re-encode every video first also need the two
-    steps, because their clips are made from the re-encoded file.
+    The facts are the properties and hashes that ``probe_file`` returns. The file is decoded only once for facts and
+    clip. If that fails, both are made in the usual two steps, by ``probe_file`` and then ``make_original``, which give
+    the usual error messages. Runs that re-encode every video first also need the two steps, because their clips are
+    made from the re-encoded file.
 
     Args:
         item: the argument of ``make_original``; its ``content_sha256``, ``seen`` and ``recipe`` are ignored. It also
             has ``families``, the names of the families of forensic features to measure.
 
     Returns:
-        The result of ``probe_file``, with ``forensic``: forensic features by column. If ``make_original`` was called,
-        its result is merged in.
+        The facts by name, and under ``forensic`` the forensic features by column. For a file that cannot be decoded,
+        the reason instead. If ``make_original`` was called, its result is merged in.
     """
     view = View(**item["view"])
     path = Path(item["source"])
@@ -103,22 +104,26 @@ def original(item: dict[str, Any]) -> dict[str, Any]:
     """Decode the video ``item["source"]`` into a clip file, and measure its forensic features.
 
     Args:
-        item: the argument of ``make_original``, with ``families``, the names of the families of features.
+        item: paths and decode settings (the argument of ``make_original``), and under ``families`` the names of the
+            families of forensic features to measure.
 
     Returns:
-        The result of ``make_original``, with ``forensic``: the finite features by column.
+        A dict with ``forensic``, the finite features by column; or, if decoding failed, the error that
+        ``make_original`` reports.
     """
     return make_original(item, partial(_forensic, item))
 
 
 def windows(item: dict[str, Any]) -> dict[str, Any]:
-    """Decode the video ``item["source"]`` into a file of windows, and measure its forensic features.
+    """Decode the video ``item["source"]`` into a file of windows (short runs of frames), and measure forensic features.
 
     Args:
-        item: the argument of ``make_windows``, with ``families``, the names of the families of features.
+        item: paths and decode settings (the argument of ``make_windows``), and under ``families`` the names of the
+            families of forensic features to measure.
 
     Returns:
-        The result of ``make_windows``, with ``forensic``: the finite features by column.
+        A dict that describes the windows (the result of ``make_windows``), with ``forensic``, the finite features by
+        column; or, if decoding failed, the error that ``make_windows`` reports.
     """
     return make_windows(item, partial(_forensic, item))
 
@@ -163,9 +168,10 @@ def read_claims(path: str) -> list[str]:
 
 
 def manifest_sentences(store: Mapping[str, Any]) -> Iterator[str]:
-    """Yield sentences on the signer, the signature and, if it is valid, the claimed actions.
+    """Yield sentences on a signed C2PA manifest: who signed it, whether the signature is valid, and what it claims.
 
-    ``store`` is the manifest store as c2pa-python returns it. If it lacks a part, any error may be raised.
+    The claimed actions, such as an edit, are given only if the signature is valid. ``store`` is the manifest store as a
+    dict, as c2pa-python returns it. If ``store`` lacks a part, any error may be raised.
     """
     manifest = store["manifests"][store["active_manifest"]]
     signature = manifest.get("signature_info", {})
