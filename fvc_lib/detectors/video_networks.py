@@ -147,7 +147,10 @@ def _build(options: TrunkOptions) -> VideoTrunk:
 
 
 def torchvision_parts(network: Any) -> tuple[int, tuple[nn.Module, ...]]:
-    """Remove the class layer of ``network`` in place, and return the number of features and the blocks to recompute."""
+    """Remove the class layer of ``network`` in place.
+
+    Return the number of features, and the blocks whose activations may be recomputed in the backward pass.
+    """
     if hasattr(network, "avgpool") and hasattr(network, "classifier"):  # s3d: its pooling expects one size of frames
         network.avgpool = nn.AdaptiveAvgPool3d(1)
     return without_class_layer(network), blocks_of(network, "blocks", "features")
@@ -156,7 +159,7 @@ def torchvision_parts(network: Any) -> tuple[int, tuple[nn.Module, ...]]:
 def pytorchvideo_parts(network: Any) -> tuple[int, tuple[nn.Module, ...]]:
     """Replace the class layer of ``network`` by pooling, in place.
 
-    Return the number of features and the blocks to recompute.
+    Return the number of features, and the blocks whose activations may be recomputed in the backward pass.
     """
     for part in network.modules():
         if type(part).__name__ == "MultiPathWayWithFuse":

@@ -130,9 +130,9 @@ class Engine:
     def batches(self) -> Generator[tuple[nn.Module, Batch]]:
         """Train up to the last epoch, and yield (model, micro-batch) for every loss that the caller must compute.
 
-        The caller calls ``transaction.step`` with the loss, once per micro-batch. The training continues from the
-        newest checkpoint, if there is one. At the end ``state.best_model`` has the weights of the epoch with the
-        smallest validation loss. Without validation data it has the weights of the last epoch.
+        The caller gives every loss to the ``step`` of ``transaction``, once per micro-batch. The training continues
+        from the newest checkpoint, if there is one. At the end ``state.best_model`` has the weights of the epoch with
+        the smallest validation loss. Without validation data it has the weights of the last epoch.
 
         Raises:
             StoppedError: ``stop`` returned True; the state is saved.

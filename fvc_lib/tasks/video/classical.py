@@ -405,9 +405,12 @@ def _fitted_view(
     Args:
         model: the estimator.
         rows: features (N, F) or (N, T, F), labels (N,) and loss weights (N,) of the training rows.
-        judged: marks the rows whose loss counts, bool (N,).
+        judged: bool (N,), the rows on which the settings are compared; pseudo-fakes are only fitted.
         folds: the inner fold of every row, (N,).
         stop: called before every candidate setting; returns True to stop.
+
+    Returns:
+        The fitted model, its settings, and the loss of every candidate on inner folds that its fit did not use.
     """
     candidates = list[Candidate]()
     held_out = list[FloatArray]()

@@ -651,9 +651,9 @@ def chosen_table(predictions: pl.DataFrame, selections: Sequence[RecordedSelecti
 
 
 def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedSelection | None]) -> str:
-    """Return a text on the goal of the thresholds, such as a false positive rate, and on whether the reals suffice.
+    """Return a text on the goal of the thresholds, such as a false positive rate.
 
-    Reals are few if the threshold could not be chosen for the goal, or if the tested reals cannot show that it holds.
+    The text also says if there are too few real videos to choose a threshold for the goal, or to test that it holds.
 
     Args:
         predictions: PREDICTIONS schema, all folds together.

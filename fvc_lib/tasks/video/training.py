@@ -481,14 +481,17 @@ def _finished(
     judges: Mapping[str, tuple[Callable[[Sequence[ClipRow]], FloatArray], Callable[..., None]]],
     kind: TrainedClass | None = None,
 ) -> Finished[TrainingSummary]:
-    """Score the test videos of an outer fold, after every choice is on disk, and return the finished training.
+    """Score the test videos of an outer fold, and return the finished training.
+
+    Call it only when every choice (epoch, temperature, threshold) is on disk. A training on all groups has no test
+    videos, so only its validation logits are kept.
 
     Args:
         paths: the run.
         parts: the clips of the model and its controls, by name. In a training on all groups they have no test part.
         summaries: the summaries of the trainings, by name.
         outputs: the model's logits of the N videos on which temperature and threshold were chosen, float64 (N,).
-        judges: by name, the functions ``logits_of`` and ``log`` that ``score_outer_fold`` calls.
+        judges: by name, a function that returns the logits of clips, and one that logs the metrics of the test videos.
         kind: the class of a model that is fitted without training steps; None for a network.
     """
     fold = parts[""].fold

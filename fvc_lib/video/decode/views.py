@@ -324,8 +324,8 @@ class Windows:
     Attributes:
         num_source_frames: number of frames of the video.
         places: int64 (M, T), frame indices in presentation order.
-        stored: int64 (M, T), position of every frame in the storage, the first argument of ``StoreFrame``. Rows that
-            share a frame also share its position. With a crop, no two rows share a position.
+        stored: int64 (M, T), position of every frame in the storage, the first argument of ``StoreFrame``. A frame
+            that several rows use is stored once. With a crop it is stored once per row: each row is cropped apart.
         num_clips: N, number of rows that are clips of the view.
         begins: float64 (M,), start of the first frame of every row, in seconds after the video's first frame.
         ends: float64 (M,), end of the last frame of every row, in seconds after the video's first frame.

@@ -329,17 +329,17 @@ class FeatureDistance:
 
 
 def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | None:
-    """Return the features of the run's tested videos, computed from the stored clips.
+    """Return a measure of how unlike the run's videos a new video is.
 
-    They show how unlike the run's videos a new video is. At most ``MOST_VIDEOS`` videos are used: whole groups, in an
-    arbitrary but fixed order.
+    It holds the features of the run's tested videos, computed from the stored clips. At most ``MOST_VIDEOS`` videos
+    are used: whole groups, in an arbitrary but fixed order.
 
     Args:
         networks: the networks of the run.
         known: the run's videos.
 
     Returns:
-        The features. None if no video is tested, a clip is missing, the model sees no frames, or the input of its head
+        The measure. None if no video is tested, a clip is missing, the model sees no frames, or the input of its head
         does not have one row per clip.
 
     Raises:

@@ -154,9 +154,10 @@ def provenance_of(path: Path) -> tuple[str, ...]:
 
 
 def read_claims(path: str) -> list[str]:
-    """Return sentences on the signed manifest of ``path``, or on why there is none or it could not be read.
+    """Return sentences on the C2PA manifest (signed statement of origin) in the media file ``path``.
 
-    Call it in a worker process: a C library reads the file.
+    They say who signed it, whether the signature is valid, and what it claims; or why no manifest could be read. Call
+    it in a worker process: a C library reads the file.
     """
     try:
         manifest = _manifest(path)
