@@ -41,7 +41,7 @@ def begin(points, then):
         if os.path.exists(mark):
             return
         with open(mark, "x"):
-            end = time.monotonic() + 300
+            end = time.monotonic() + 1200
         stage = getattr(sys.modules["__main__"], "stage", None)
         while not (os.path.exists(mark + ".go") or stage and stage.stop_requested) and time.monotonic() < end:
             time.sleep(0.02)

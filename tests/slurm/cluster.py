@@ -182,7 +182,7 @@ class Cluster:
         """Slurm's state of one job or array task, for example ``PENDING``; empty before an array task has split off."""
         return self.jobs().get(job_id, {}).get("JobState", "")
 
-    def wait_for(self, condition: Callable[[], object], what: str, seconds: float = 300.0) -> None:
+    def wait_for(self, condition: Callable[[], object], what: str, seconds: float = 1200.0) -> None:
         """Wait until ``condition`` holds; a command that fails meanwhile counts as not yet.
 
         Raises:

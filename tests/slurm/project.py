@@ -42,7 +42,7 @@ note("starts", os.environ.get("SLURMD_NODENAME"))
 """
 MEET = """
 if orders.get("meet") and "SLURM_JOB_ID" in os.environ:  # each fold waits for the other: they run at once, or never
-    end = time.monotonic() + 300
+    end = time.monotonic() + 1200
     while not all((run / f"train_fold_{each}.starts").exists() for each in range(2)):
         assert time.monotonic() < end, "the other fold did not run beside this one"
         time.sleep(0.05)

@@ -20,7 +20,7 @@ from tests.slurm.project import log_of
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 SMALL = {
-    "model": "efficientnet_lite0", "num_folds": 2, "fixed_size": 32, "num_frames": 4, "epochs": 16,
+    "model": "efficientnet_lite0", "num_folds": 2, "fixed_size": 32, "num_frames": 4, "epochs": 4,
     "early_stopping_epochs": 0,
     "augmentations_per_video": 0, "bootstrap_replicates": 100, "inner_validation_share": 0.34,
     "shuffled_label_control": False, "device": "cpu", "memory_preflight": False,
@@ -47,7 +47,7 @@ def start(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[s
 
 def shown_by(process: subprocess.Popen[str]) -> str:
     """What it showed, once it has ended well."""
-    shown, _ = process.communicate(timeout=600)
+    shown, _ = process.communicate(timeout=1200)
     assert process.returncode == 0, shown
     return shown
 
@@ -90,7 +90,7 @@ def test_a_run_from_the_command_line_scores_as_one_that_ran_here_although_a_fold
         )
         return states == ["COMPLETED"] * 4
 
-    cluster.wait_for(ended, "the run to end", seconds=600)
+    cluster.wait_for(ended, "the run to end")
     assert ": done" in shown_by(start(there, "status", str(run.root))).splitlines()[0]
     assert run.report_html.is_file()
     for fold in (0, 1):

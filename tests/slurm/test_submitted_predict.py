@@ -24,7 +24,7 @@ def shown_by(folder: Path, *arguments: object, **variables: str) -> str:
     environ = {**os.environ, "FVC_RUNS_DIR": str(folder / "runs"), "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run(
         [sys.executable, str(CHECKOUT / "run_notebooks.py"), *map(str, arguments)],
-        cwd=folder, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=600,
+        cwd=folder, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -58,7 +58,7 @@ def test_predict_over_two_nodes_says_to_the_byte_what_it_says_here_although_a_ta
     cluster.run("scontrol", "requeue", lost)
     cluster.wait_for(mark.exists, "the shard to begin again")
     cluster.run("scancel", "--signal=KILL", "--full", lost)
-    cluster.wait_for(lambda: cluster.state(last.job_id) in {"COMPLETED", "FAILED"}, "the last job", seconds=600)
+    cluster.wait_for(lambda: cluster.state(last.job_id) in {"COMPLETED", "FAILED"}, "the last job")
     logs = "\n".join(path.read_text() for path in sorted((out / "slurm").glob("*.out")))
     assert [cluster.state(each) for each in (lost, last.job_id)] == ["CANCELLED", "COMPLETED"], logs
     assert cluster.jobs()[lost]["Restarts"] == "1"

@@ -94,9 +94,9 @@ def test_before_the_time_limit_a_fold_saves_and_requeues_itself_alone_and_ends_a
     # Now its limit is one to two minutes away: Slurm, which looks every half minute, finds that the signal is due.
     hours, minutes, _ = cluster.jobs()[stopped]["RunTime"].split(":")
     cluster.run("scontrol", "update", f"JobId={stopped}", f"TimeLimit={int(hours) * 60 + int(minutes) + 2}")
-    cluster.wait_for(lambda: len(noted(run, "train_fold_1", "starts")) == 2, "the fold's second start", seconds=600)
+    cluster.wait_for(lambda: len(noted(run, "train_fold_1", "starts")) == 2, "the fold's second start")
     cluster.run("scontrol", "update", f"JobId={stopped}", "TimeLimit=30")
-    cluster.wait_for(lambda: cluster.state(last.job_id) == "COMPLETED", "the last job", seconds=600)
+    cluster.wait_for(lambda: cluster.state(last.job_id) == "COMPLETED", "the last job")
     starts = len(noted(run, "train_fold_1", "starts"))
     assert starts >= 2
     assert len(noted(run, "train_fold_0", "starts")) == 1

@@ -40,7 +40,7 @@ def test_a_training_over_two_nodes_that_loses_one_is_requeued_and_ends_as_one_on
         for name, value in held.items():
             patch.setenv(name, value)
         (job,) = submit(plan_jobs([Task(stage_named(STAGE), None)], config, site), run.root, site)
-    cluster.wait_for(mark.exists, "the second epoch's end", seconds=600)
+    cluster.wait_for(mark.exists, "the second epoch's end")
     lost = cluster.processes_on(cluster.nodes[1])
     assert {"slurmd", "slurmstepd"} < {process.name()[:10] for process in lost}
     for process in lost:
@@ -61,7 +61,7 @@ def test_a_training_over_two_nodes_that_loses_one_is_requeued_and_ends_as_one_on
         assert state not in BAD, f"{state}\n{logs}\n{cluster.describe()}"
         return state == "COMPLETED"
 
-    cluster.wait_for(ended, "the run to end", seconds=600)
+    cluster.wait_for(ended, "the run to end")
     facts = cluster.jobs()[job.job_id]
     assert (read_status(run).stages[STAGE].attempts, facts["Restarts"], facts["NumNodes"]) == (2, "1", "2")
     here, _ = Place(tmp_path / "here", place.corpus, values).run(variables={"OMP_NUM_THREADS": "1"})
