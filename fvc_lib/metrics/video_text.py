@@ -1,7 +1,7 @@
 """Metrics of videos and texts: retrieval in both directions, and the likeness of captions to reference texts.
 
 Retrieval: a query (a video or a text) is compared with all candidates (all texts or all videos). A similarity is the
-dot product of two float32 embeddings, computed in float64; normalise the embeddings for cosines. A positive is a
+dot product of two float32 embeddings, exact to float64; normalise the embeddings for cosines. A positive is a
 candidate that belongs to the query. The rank of the best positive is 1 plus the number of wrong candidates that are at
 least as similar. So ties count against the model, and if all embeddings are equal, the positives rank last.
 Similarities that differ by no more than rounding errors are ties. The matrix of all similarities is computed block by
@@ -30,7 +30,8 @@ SingleArray = NDArray[np.float32]
 
 KS = (1, 5, 10)
 DIRECTIONS = ("video_to_text", "text_to_video")
-_BLOCK = 512  # queries, and candidates, per block: 2 MB of similarities, and as much per positive of a query
+_BLOCK = 1024  # videos, and texts, per block: 4 MB of similarities, and as much for their comparison
+_KINDS: tuple[type[np.floating], ...] = (np.float32, np.float64)  # float64 where similarities are nearly equal
 _WORD = re.compile(r"\w+")
 _LONGEST = 4  # words of an n-gram in BLEU
 
@@ -99,8 +100,12 @@ def retrieval_metrics(
     given = np.asarray(pairs, dtype=np.int64)
     if given.size == 0 or given.min() < 0 or (given.max(axis=0) >= (len(videos), len(texts))).any():
         raise ValueError(f"pairs: wanted rows (P, 2) of {len(videos)} videos and {len(texts)} texts.")
-    to_text, to_video = DIRECTIONS
-    return {to_text: _ranking(videos, texts, given, ks), to_video: _ranking(texts, videos, given[:, ::-1], ks)}
+    pairs = np.unique(given, axis=0)
+    both = _Direction(videos, texts, pairs), _Direction(texts, videos, pairs[:, ::-1])
+    for row in range(0, len(videos), _BLOCK):
+        for column in range(0, len(texts), _BLOCK):
+            _count_block(both, row, column)
+    return {name: _ranking(direction, ks) for name, direction in zip(DIRECTIONS, both, strict=True)}
 
 
 def _rows(embeddings: Any, name: str) -> SingleArray:
@@ -111,39 +116,104 @@ def _rows(embeddings: Any, name: str) -> SingleArray:
     return rows
 
 
-def _ranking(queries: SingleArray, candidates: SingleArray, pairs: IntArray, ks: Sequence[int]) -> Ranking:
-    """Rank all candidates for every query that has a positive (a candidate that belongs to it).
+class _Direction:
+    """The positives of all queries of one direction, and the number of wrong candidates counted for each so far.
 
-    The result holds the ranks of the best positives and the retrieval metrics.
+    The P positives are sorted by query and, within a query, by rising similarity.
 
-    Args:
+    Attributes:
         queries: float32 (Q, D).
         candidates: float32 (C, D).
         pairs: int64 (P, 2), rows of queries and candidates that belong together.
+        similarity: float64 (P,).
+        starts: int64 (Q + 1,). The positives of query q have the indices from ``starts[q]`` to ``starts[q + 1]``.
+        rounding: float64 (Q,). Times the ``eps`` of a data type, it is twice the largest error of a dot product.
+        num_wrong: int64 (P,), wrong candidates that are at least as similar as the positive.
+    """
+
+    def __init__(self, queries: SingleArray, candidates: SingleArray, pairs: IntArray) -> None:
+        self.queries, self.candidates = queries, candidates
+        similarity = _products(queries, candidates, *pairs.T)
+        order = np.lexsort((similarity, pairs[:, 0]))
+        self.pairs, self.similarity = pairs[order], similarity[order]
+        self.starts = np.searchsorted(self.pairs[:, 0], np.arange(len(queries) + 1))
+        # N. J. Higham, "Accuracy and Stability of Numerical Algorithms", 2002, 3.1.
+        norms, others = (np.sqrt(np.einsum("nd,nd->n", x, x, dtype=np.float64)) for x in (queries, candidates))
+        self.rounding = (queries.shape[1] + 8) * norms * others.max()
+        self.num_wrong = np.zeros(len(pairs), dtype=np.int64)
+
+    def count(self, scores: NDArray[np.floating], axis: int, first: tuple[int, int]) -> bool:
+        """Count the wrong candidates of one block of similarities, and return True.
+
+        Pairs whose order ``scores`` cannot tell because of rounding errors are computed again in float64. If these are
+        more than 1 in 50 for the least similar positives, count nothing and return False.
+
+        Args:
+            scores: float32 or float64 (videos, texts); -inf for positives.
+            axis: the axis of the queries, 0 or 1.
+            first: the indices of the first video and of the first text.
+        """
+        starts = self.starts[first[axis] : first[axis] + scores.shape[axis] + 1]
+        rounding = self.rounding[first[axis] : first[axis] + scores.shape[axis]]
+        error = rounding * np.finfo(np.float32).eps * (scores.dtype == np.float32)
+        for level in range(np.diff(starts).max()):
+            rows = np.flatnonzero(np.diff(starts) > level)
+            limit = np.full(len(rounding), np.inf)  # no candidate of a query without such a positive
+            # Twice the error, so that equal similarities are equal here, too.
+            limit[rows] = self.similarity[starts[rows] + level] - rounding[rows] * np.finfo(np.float64).eps
+            low, high = (np.expand_dims((limit + off).astype(scores.dtype), 1 - axis) for off in (-error, error))
+            reach = scores >= low
+            exceed = scores > high if error.any() else reach.copy()
+            may_reach_more = reach.any()
+            reach ^= exceed
+            unsure = np.divmod(np.flatnonzero(reach), scores.shape[1])
+            if level == 0 and unsure[0].size * 50 > scores.size:
+                return False
+            number = np.add.reduce(exceed.view(np.uint8), axis=1 - axis, dtype=np.uint16)
+            self.num_wrong[starts[rows] + level] += number[rows]
+            query, candidate = unsure[axis], unsure[1 - axis]
+            again = _products(self.queries, self.candidates, first[axis] + query, first[1 - axis] + candidate)
+            np.add.at(self.num_wrong, starts[query] + level, again >= limit[query])
+            if not may_reach_more:
+                break  # no candidate reaches a more similar positive either
+        return True
+
+
+def _products(left: SingleArray, right: SingleArray, left_rows: IntArray, right_rows: IntArray) -> FloatArray:
+    """Return the dot products (K,) in float64 of the named rows."""
+    found = np.empty(len(left_rows))
+    for start in range(0, len(left_rows), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        found[part] = np.vecdot(left[left_rows[part]].astype(np.float64), right[right_rows[part]].astype(np.float64))
+    return found
+
+
+def _count_block(both: tuple[_Direction, _Direction], row: int, column: int) -> None:
+    """Count the wrong candidates among ``_BLOCK`` videos from ``row`` on and ``_BLOCK`` texts from ``column`` on."""
+    to_text, _ = both
+    videos, texts = to_text.queries[row : row + _BLOCK], to_text.candidates[column : column + _BLOCK]
+    own = to_text.pairs[to_text.starts[row] : to_text.starts[row + len(videos)]] - (row, column)
+    inside = own[(own[:, 1] >= 0) & (own[:, 1] < len(texts))]
+    counted = [False, False]
+    may_overflow = to_text.rounding.max() > np.finfo(np.float32).max
+    for kind in _KINDS[may_overflow.astype(int) :]:
+        scores = videos.astype(kind, copy=False) @ texts.astype(kind, copy=False).T
+        scores[tuple(inside.T)] = -np.inf
+        for axis, direction in enumerate(both):
+            counted[axis] = counted[axis] or direction.count(scores, axis, (row, column))
+        if all(counted):
+            break
+
+
+def _ranking(direction: _Direction, ks: Sequence[int]) -> Ranking:
+    """Return the ranks of the best positives and the retrieval metrics, after all blocks are counted.
+
+    Args:
+        direction: the counts.
         ks: values of k, from 1, for which recall is wanted.
     """
-    query, candidate = np.unique(pairs, axis=0).T  # P positives, sorted by query
-    starts = np.searchsorted(query, np.arange(len(queries) + 1))  # those of query q begin at index starts[q]
-    # Twice the largest rounding error of a dot product in float64 (N. J. Higham, "Accuracy and Stability of Numerical
-    # Algorithms", 2002, 3.1): products of float32 numbers are exact, their sum is not.
-    norms, others = (np.sqrt(np.einsum("nd,nd->n", x, x, dtype=np.float64)) for x in (queries, candidates))
-    error = (queries.shape[1] + 8) * np.finfo(np.float64).eps * norms * others.max()
-    similarity = np.zeros(query.size)
-    num_wrong = np.zeros(query.size, dtype=np.int64)
-    for top in range(0, len(queries), _BLOCK):
-        left = queries[top : top + _BLOCK].astype(np.float64)
-        own = slice(starts[top], starts[top + len(left)])
-        answers = candidates[candidate[own]].astype(np.float64)
-        similarity[own] = np.vecdot(left[query[own] - top], answers)
-        limit = similarity[own] - error[query[own]]
-        for first in range(0, len(candidates), _BLOCK):
-            scores = left @ candidates[first : first + _BLOCK].astype(np.float64).T
-            column = candidate[own] - first
-            inside = (column >= 0) & (column < scores.shape[1])
-            scores[query[own][inside] - top, column[inside]] = -np.inf  # positives are not wrong
-            num_wrong[own] += (scores[query[own] - top] >= limit[:, None]).sum(axis=1)
-    worst_first = np.lexsort((similarity, query))
-    ranks = starts[query + 1] - np.arange(query.size) + num_wrong[worst_first]
+    starts, query = direction.starts, direction.pairs[:, 0]
+    ranks = starts[query + 1] - np.arange(query.size) + direction.num_wrong
     asked = np.flatnonzero(np.diff(starts))
     best = ranks[starts[asked + 1] - 1]
     number = np.diff(starts)[asked]
@@ -155,9 +225,9 @@ def _ranking(queries: SingleArray, candidates: SingleArray, pairs: IntArray, ks:
         "mean_rank": float(best.sum()) / best.size,
         "mrr": math.fsum(1 / best) / best.size,
         "ndcg": math.fsum(gains / ideal) / best.size,
-        "mean_positive_similarity": math.fsum(similarity) / ranks.size,
+        "mean_positive_similarity": math.fsum(direction.similarity) / ranks.size,
     }
-    return Ranking(metrics, asked, best, number, len(candidates))
+    return Ranking(metrics, asked, best, number, len(direction.candidates))
 
 
 # --- Captions
