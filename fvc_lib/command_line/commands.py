@@ -14,7 +14,7 @@ import click
 
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.command_line.models import write_run_bundle
-from fvc_lib.command_line.options import (
+from fvc_lib.command_line.shared_options import (
     AS_JSON,
     FINAL,
     PARAMS_FILES,

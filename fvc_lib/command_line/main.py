@@ -18,7 +18,15 @@ from click.core import ParameterSource
 
 from fvc_lib import __version__
 from fvc_lib.command_line import signals
-from fvc_lib.command_line.options import EXECUTOR, JOBS, PARAMS_FILES, PARAMS_TEXTS, PARAMS_VALUES, QUIET, with_pairs
+from fvc_lib.command_line.shared_options import (
+    EXECUTOR,
+    JOBS,
+    PARAMS_FILES,
+    PARAMS_TEXTS,
+    PARAMS_VALUES,
+    QUIET,
+    with_pairs,
+)
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text, did_you_mean
 
 # Every command with its module in this package, which is imported when the command is called, and its line in --help.

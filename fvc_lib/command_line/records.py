@@ -16,8 +16,8 @@ import click
 import polars as pl
 
 from fvc_lib.command_line import commands
-from fvc_lib.command_line.options import AS_JSON, QUIET, RUNS_DIR, is_quiet, print_json
 from fvc_lib.command_line.shards import stop_on_signals
+from fvc_lib.command_line.shared_options import AS_JSON, QUIET, RUNS_DIR, is_quiet, print_json
 from fvc_lib.execution.run.runner import Terminal
 from fvc_lib.execution.run.session import progress_path, read_progress
 from fvc_lib.execution.run.status import run_lock

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import click
 
 from fvc_lib.command_line import commands
-from fvc_lib.command_line.options import (
+from fvc_lib.command_line.shared_options import (
     AS_JSON,
     PARAMS_FILES,
     PARAMS_VALUES,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import polars as pl
 
-from fvc_lib.command_line.options import RUNS_DIR
+from fvc_lib.command_line.shared_options import RUNS_DIR
 from fvc_lib.execution.run.shards import Shard, work_on
 from fvc_lib.execution.stages import refuse_stage_of_another_task, stage_named
 from fvc_lib.services.config import RunConfig

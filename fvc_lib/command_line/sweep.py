@@ -12,7 +12,9 @@ from pathlib import Path
 
 import click
 
-from fvc_lib.command_line.options import (
+from fvc_lib.command_line.records import execute_record
+from fvc_lib.command_line.run_command import Executor, RunCommand, RunOptions
+from fvc_lib.command_line.shared_options import (
     EXECUTOR,
     JOBS,
     PARAMS_FILES,
@@ -21,8 +23,6 @@ from fvc_lib.command_line.options import (
     QUIET,
     ParametersCommand,
 )
-from fvc_lib.command_line.records import execute_record
-from fvc_lib.command_line.run_command import Executor, RunCommand, RunOptions
 from fvc_lib.execution.plan import corpus_record
 from fvc_lib.execution.run.record import run_hash
 from fvc_lib.execution.run.status import is_worked_on

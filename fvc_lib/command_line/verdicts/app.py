@@ -24,7 +24,7 @@ import click
 
 from fvc_lib.analysis.wording import interval_text
 from fvc_lib.command_line.models import find_model, verdict_detector
-from fvc_lib.command_line.options import ALLOW_CODE, ERROR_RATE, FINAL, RUNS_DIR
+from fvc_lib.command_line.shared_options import ALLOW_CODE, ERROR_RATE, FINAL, RUNS_DIR
 from fvc_lib.services.errors import FvcError, UsageError
 
 if TYPE_CHECKING:

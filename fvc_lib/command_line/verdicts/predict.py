@@ -20,7 +20,8 @@ from click.core import ParameterSource
 
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text
 from fvc_lib.command_line.models import find_model, load_detector
-from fvc_lib.command_line.options import (
+from fvc_lib.command_line.shards import stop_on_signals
+from fvc_lib.command_line.shared_options import (
     ALLOW_CODE,
     AS_JSON,
     ERROR_RATE,
@@ -31,7 +32,6 @@ from fvc_lib.command_line.options import (
     print_json,
     refuse_where,
 )
-from fvc_lib.command_line.shards import stop_on_signals
 from fvc_lib.execution.run.shards import Shard, work_on
 from fvc_lib.execution.run.status import run_lock
 from fvc_lib.execution.slurm import describe, jobs_of_files, read_site, submission_text, submit
