@@ -31,7 +31,6 @@ SingleArray = NDArray[np.float32]
 KS = (1, 5, 10)
 DIRECTIONS = ("video_to_text", "text_to_video")
 _BLOCK = 1024  # videos, and texts, per block: 4 MB of similarities, and as much for their comparison
-_KINDS: tuple[type[np.floating], ...] = (np.float32, np.float64)  # float64 where similarities are nearly equal
 _WORD = re.compile(r"\w+")
 _LONGEST = 4  # words of an n-gram in BLEU
 
@@ -97,14 +96,21 @@ def retrieval_metrics(
             ``pairs`` names a missing row.
     """
     videos, texts = _rows(video_embeddings, "video_embeddings"), _rows(text_embeddings, "text_embeddings")
-    given = np.asarray(pairs, dtype=np.int64)
-    if given.size == 0 or given.min() < 0 or (given.max(axis=0) >= (len(videos), len(texts))).any():
+    pairs = np.unique(np.asarray(pairs, dtype=np.int64), axis=0)
+    if pairs.size == 0 or pairs.min() < 0 or (pairs.max(axis=0) >= (len(videos), len(texts))).any():
         raise ValueError(f"pairs: wanted rows (P, 2) of {len(videos)} videos and {len(texts)} texts.")
-    pairs = np.unique(given, axis=0)
     both = _Direction(videos, texts, pairs), _Direction(texts, videos, pairs[:, ::-1])
+    # Similarities are computed in float32 unless rounding could decide many of them, or they are huge or tiny.
+    error, spread = both[0].rounding.max() * np.finfo(np.float32).eps, both[0].similarity.std()
+    kind: type[np.floating] = np.float32 if 1e-30 < 100 * error < min(spread, 1e33) else np.float64
     for row in range(0, len(videos), _BLOCK):
+        own = both[0].pairs[slice(*both[0].starts[[row, min(row + _BLOCK, len(videos))]])]
         for column in range(0, len(texts), _BLOCK):
-            _count_block(both, row, column)
+            scores = videos[row : row + _BLOCK].astype(kind) @ texts[column : column + _BLOCK].astype(kind).T
+            inside = own[own[:, 1] // _BLOCK * _BLOCK == column] - (row, column)
+            scores[tuple(inside.T)] = -np.inf
+            for axis, direction in enumerate(both):
+                direction.count(scores, axis, (row, column))
     return {name: _ranking(direction, ks) for name, direction in zip(DIRECTIONS, both, strict=True)}
 
 
@@ -142,11 +148,10 @@ class _Direction:
         self.rounding = (queries.shape[1] + 8) * norms * others.max()
         self.num_wrong = np.zeros(len(pairs), dtype=np.int64)
 
-    def count(self, scores: NDArray[np.floating], axis: int, first: tuple[int, int]) -> bool:
-        """Count the wrong candidates of one block of similarities, and return True.
+    def count(self, scores: NDArray[np.floating], axis: int, first: tuple[int, int]) -> None:
+        """Count the wrong candidates in one block of similarities.
 
-        Pairs whose order ``scores`` cannot tell because of rounding errors are computed again in float64. If these are
-        more than 1 in 50 for the least similar positives, count nothing and return False.
+        Pairs whose order ``scores`` cannot tell because of rounding errors are computed again in float64.
 
         Args:
             scores: float32 or float64 (videos, texts); -inf for positives.
@@ -163,20 +168,15 @@ class _Direction:
             limit[rows] = self.similarity[starts[rows] + level] - rounding[rows] * np.finfo(np.float64).eps
             low, high = (np.expand_dims((limit + off).astype(scores.dtype), 1 - axis) for off in (-error, error))
             reach = scores >= low
-            exceed = scores > high if error.any() else reach.copy()
-            may_reach_more = reach.any()
-            reach ^= exceed
-            unsure = np.divmod(np.flatnonzero(reach), scores.shape[1])
-            if level == 0 and unsure[0].size * 50 > scores.size:
-                return False
+            exceed = scores > high if error.any() else reach
+            if not reach.any():
+                return  # no candidate reaches a more similar positive either
+            # Rows are videos; so the queries are columns if axis is 1.
+            query, candidate = np.divmod(np.flatnonzero(reach ^ exceed), scores.shape[1])[:: 1 - 2 * axis]
             number = np.add.reduce(exceed.view(np.uint8), axis=1 - axis, dtype=np.uint16)
             self.num_wrong[starts[rows] + level] += number[rows]
-            query, candidate = unsure[axis], unsure[1 - axis]
             again = _products(self.queries, self.candidates, first[axis] + query, first[1 - axis] + candidate)
             np.add.at(self.num_wrong, starts[query] + level, again >= limit[query])
-            if not may_reach_more:
-                break  # no candidate reaches a more similar positive either
-        return True
 
 
 def _products(left: SingleArray, right: SingleArray, left_rows: IntArray, right_rows: IntArray) -> FloatArray:
@@ -186,23 +186,6 @@ def _products(left: SingleArray, right: SingleArray, left_rows: IntArray, right_
         part = slice(start, start + _BLOCK)
         found[part] = np.vecdot(left[left_rows[part]].astype(np.float64), right[right_rows[part]].astype(np.float64))
     return found
-
-
-def _count_block(both: tuple[_Direction, _Direction], row: int, column: int) -> None:
-    """Count the wrong candidates among ``_BLOCK`` videos from ``row`` on and ``_BLOCK`` texts from ``column`` on."""
-    to_text, _ = both
-    videos, texts = to_text.queries[row : row + _BLOCK], to_text.candidates[column : column + _BLOCK]
-    own = to_text.pairs[to_text.starts[row] : to_text.starts[row + len(videos)]] - (row, column)
-    inside = own[(own[:, 1] >= 0) & (own[:, 1] < len(texts))]
-    counted = [False, False]
-    may_overflow = to_text.rounding.max() > np.finfo(np.float32).max
-    for kind in _KINDS[may_overflow.astype(int) :]:
-        scores = videos.astype(kind, copy=False) @ texts.astype(kind, copy=False).T
-        scores[tuple(inside.T)] = -np.inf
-        for axis, direction in enumerate(both):
-            counted[axis] = counted[axis] or direction.count(scores, axis, (row, column))
-        if all(counted):
-            break
 
 
 def _ranking(direction: _Direction, ks: Sequence[int]) -> Ranking:
