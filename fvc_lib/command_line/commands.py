@@ -236,8 +236,8 @@ def features(family: str | None) -> None:
         for one in measured.features:
             follows = " Follows size or codec." if one.size_proxy else ""
             click.echo(f"  {f'{measured.name}_{one.name}':<36} {one.unit:<22} {one.meaning}{follows}")
-    pools = ", ".join(f"_{pool} {meaning}" for pool, meaning in POOLS.items())
-    click.echo(f"Pools over a video, except for features of packets: {pools}.")
+    pools = (f"_{pool} {meaning}" for pool, meaning in POOLS.items())
+    click.echo(f"Pools over a video, except for features of packets: {', '.join(pools)}.")
 
 
 _MEASURED_ON = {"tiles": "tiles of single frames", "pairs": "neighbouring frames", "stream": "packets and decoder"}
@@ -277,8 +277,8 @@ def corpora(
         names = ("name", "title", "accepted", "paper", "licence", "fetch")
         records = [{name: getattr(loader, name) for name in names} for loader in listing.by_rank(CORPORA)]
         lines = [(_CORPUS if of["title"] else "{name:<16} {accepted}").format(**of) for of in records]
-        last = f"What a folder of yours is: {command_text('corpora', 'PATH')}"
-        print_answer(records, [*lines, last], as_json=as_json)
+        lines.append(f"What a folder of yours is: {command_text('corpora', 'PATH')}")
+        print_answer(records, lines, as_json=as_json)
         return
     config = given_values(params_files, values=values, options={"corpus": str(path)}).config
     if config.task != DEFAULT_TASK:

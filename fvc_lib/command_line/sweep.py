@@ -169,8 +169,9 @@ def show(members: Sequence[Combination]) -> list[str]:
     """
     states = [member.find() for member in members]
     config = members[0].given.config
-    finished = states.count("finished")
-    click.echo(f"{len(members)} runs on the same folds, {finished} of them finished, in {config.runs_dir}")
+    click.echo(
+        f"{len(members)} runs on the same folds, {states.count('finished')} of them finished, in {config.runs_dir}"
+    )
     for member, state in zip(members, states, strict=True):
         click.echo(f"  {member.name}: {state} {member.folder.relative_to(config.runs_dir) if member.folder else ''}")
     return states

@@ -49,9 +49,9 @@ class FvcEngine(Engine):  # type: ignore[misc]  # papermill ships no types
         if stage.name != notebook.name:
             raise UsageError(f"{notebook.path}: engine fvc runs notebooks of stages; for others leave it out.")
         command = shlex.join(["papermill", *sys.argv[1:]])
-        run_dir = str(parameters.get("run_dir") or notebook.parameters["run_dir"])
+        run_dir = parameters.get("run_dir") or notebook.parameters["run_dir"]
         values = {name: value for name, value in parameters.items() if name not in STAGE_PARAMETERS}
-        run, config, is_new = open_run(stage.name, run_dir, values, command=command)
+        run, config, is_new = open_run(stage.name, str(run_dir), values, command=command)
         fold = int(parameters.get("fold", notebook.parameters["fold"])) if stage.per_fold else None
         if fold is not None and fold >= config.num_trainings:
             raise UsageError(f"fold: got {fold}, and {run.run_id} has folds 0 to {config.num_trainings - 1}.")
@@ -65,8 +65,8 @@ class FvcEngine(Engine):  # type: ignore[misc]  # papermill ships no types
         )
         path = run.partial_notebook(stage.name, fold) if exit_code else run.executed_notebook(stage.name, fold)
         record: NotebookNode = nbformat.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        shown = [output for cell in record.cells for output in cell.get("outputs", [])]
-        if exit_code and not any(output.output_type == "error" for output in shown):  # else papermill raises it
+        kinds = {output.output_type for cell in record.cells for output in cell.get("outputs", [])}
+        if exit_code and "error" not in kinds:  # else papermill raises it
             raise PapermillException(f"{key} did not run to its end; its record says why: {path}")
         return record
 

@@ -139,7 +139,8 @@ class _Direction:
 
     def __init__(self, queries: SingleArray, candidates: SingleArray, pairs: IntArray) -> None:
         self.queries, self.candidates = queries, candidates
-        similarity = _products(queries, candidates, *pairs.T)
+        parts = [part.T for part in np.array_split(pairs, 1 + len(pairs) // _BLOCK)]  # not all rows at once in memory
+        similarity = np.concatenate([_products(queries[one], candidates[other]) for one, other in parts])
         order = np.lexsort((similarity, pairs[:, 0]))
         self.pairs, self.similarity = pairs[order], similarity[order]
         self.starts = np.searchsorted(self.pairs[:, 0], np.arange(len(queries) + 1))
@@ -175,17 +176,13 @@ class _Direction:
             query, candidate = np.divmod(np.flatnonzero(reach ^ exceed), scores.shape[1])[:: 1 - 2 * axis]
             number = np.add.reduce(exceed.view(np.uint8), axis=1 - axis, dtype=np.uint16)
             self.num_wrong[starts[rows] + level] += number[rows]
-            again = _products(self.queries, self.candidates, first[axis] + query, first[1 - axis] + candidate)
+            again = _products(self.queries[first[axis] + query], self.candidates[first[1 - axis] + candidate])
             np.add.at(self.num_wrong, starts[query] + level, again >= limit[query])
 
 
-def _products(left: SingleArray, right: SingleArray, left_rows: IntArray, right_rows: IntArray) -> FloatArray:
-    """Return the dot products (K,) in float64 of the named rows."""
-    found = np.empty(len(left_rows))
-    for start in range(0, len(left_rows), _BLOCK):
-        part = slice(start, start + _BLOCK)
-        found[part] = np.vecdot(left[left_rows[part]].astype(np.float64), right[right_rows[part]].astype(np.float64))
-    return found
+def _products(left: SingleArray, right: SingleArray) -> FloatArray:
+    """Return the dot products (K,) in float64 of the rows (K, D) of both arrays."""
+    return np.asarray(np.vecdot(left.astype(np.float64), right.astype(np.float64)))
 
 
 def _ranking(direction: _Direction, ks: Sequence[int]) -> Ranking:

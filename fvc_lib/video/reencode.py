@@ -182,11 +182,11 @@ def recipe_named(name: str) -> Recipe:
     match = _RESCALING.fullmatch(name)
     if match is None:
         raise UsageError(f"recipe {name!r}: no such recipe. Recipes: {', '.join(RECIPES)}.")
-    base = RECIPES["canonical" if match[1] else "lossless"]
-    height = int(match[2])
-    rate = int(match[3])
-    level = f"{height} rows, {rate} frames a second"
-    return replace(base, name=name, kind="rescale", level=level, height=height, rate=rate)
+    height, rate = int(match[2]), int(match[3])
+    return replace(
+        RECIPES["canonical" if match[1] else "lossless"],
+        name=name, kind="rescale", level=f"{height} rows, {rate} frames a second", height=height, rate=rate,
+    )  # fmt: skip
 
 
 # --- Re-encoded files in the cache; their names contain the recipe and the SHA-256 of the source

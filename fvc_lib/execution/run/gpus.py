@@ -67,5 +67,4 @@ def most_of_ranks_at_once(config: RunConfig) -> int | None:
     here = training_gpus(config)
     if config.num_ranks < 2 or not here:
         return None
-    has_nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) > 1
-    return 1 if has_nodes else max(1, len(here) // config.num_ranks)
+    return 1 if int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) > 1 else max(1, len(here) // config.num_ranks)

@@ -52,9 +52,8 @@ def levels_named(names: Sequence[str] = ()) -> tuple[str, ...]:
     """
     swept = {name: recipe for name, recipe in RECIPES.items() if recipe.kind != _NOT_SWEPT}
     words = list(dict.fromkeys([*(recipe.kind for recipe in swept.values()), *swept]))
-    for name in names:
-        if name not in words:
-            raise UsageError(f"levels: got {name!r}.{did_you_mean(name, words)} Known: {', '.join(words)}.")
+    if unknown := [name for name in names if name not in words]:
+        raise UsageError(f"levels: got {unknown[0]!r}.{did_you_mean(unknown[0], words)} Known: {', '.join(words)}.")
     return tuple(name for name, recipe in swept.items() if not names or name in names or recipe.kind in names)
 
 
