@@ -236,8 +236,8 @@ def features(family: str | None) -> None:
         for one in measured.features:
             follows = " Follows size or codec." if one.size_proxy else ""
             click.echo(f"  {f'{measured.name}_{one.name}':<36} {one.unit:<22} {one.meaning}{follows}")
-    pools = (f"_{pool} {meaning}" for pool, meaning in POOLS.items())
-    click.echo(f"Pools over a video, except for features of packets: {', '.join(pools)}.")
+    pools = ", ".join(f"_{pool} {meaning}" for pool, meaning in POOLS.items())
+    click.echo(f"Pools over a video, except for features of packets: {pools}.")
 
 
 _MEASURED_ON = {"tiles": "tiles of single frames", "pairs": "neighbouring frames", "stream": "packets and decoder"}

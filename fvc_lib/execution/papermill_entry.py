@@ -50,8 +50,12 @@ class FvcEngine(Engine):  # type: ignore[misc]  # papermill ships no types
             raise UsageError(f"{notebook.path}: engine fvc runs notebooks of stages; for others leave it out.")
         command = shlex.join(["papermill", *sys.argv[1:]])
         run_dir = parameters.get("run_dir") or notebook.parameters["run_dir"]
-        values = {name: value for name, value in parameters.items() if name not in STAGE_PARAMETERS}
-        run, config, is_new = open_run(stage.name, str(run_dir), values, command=command)
+        run, config, is_new = open_run(
+            stage.name,
+            str(run_dir),
+            {name: value for name, value in parameters.items() if name not in STAGE_PARAMETERS},
+            command=command,
+        )
         fold = int(parameters.get("fold", notebook.parameters["fold"])) if stage.per_fold else None
         if fold is not None and fold >= config.num_trainings:
             raise UsageError(f"fold: got {fold}, and {run.run_id} has folds 0 to {config.num_trainings - 1}.")

@@ -1,7 +1,7 @@
 """Metrics of videos and texts: retrieval in both directions, and the likeness of captions to reference texts.
 
 Retrieval: a query (a video or a text) is compared with all candidates (all texts or all videos). A similarity is the
-dot product of two float32 embeddings, exact to float64; normalise the embeddings for cosines. A positive is a
+dot product of two float32 embeddings, to the accuracy of float64; normalise the embeddings for cosines. A positive is a
 candidate that belongs to the query. The rank of the best positive is 1 plus the number of wrong candidates that are at
 least as similar. So ties count against the model, and if all embeddings are equal, the positives rank last.
 Similarities that differ by no more than rounding errors are ties. The matrix of all similarities is computed block by
@@ -30,7 +30,7 @@ SingleArray = NDArray[np.float32]
 
 KS = (1, 5, 10)
 DIRECTIONS = ("video_to_text", "text_to_video")
-_BLOCK = 1024  # videos, and texts, per block: 4 MB of similarities, and as much for their comparison
+_BLOCK = 1024  # videos, and texts, per block: 4 MB of similarities, 8 MB if float64; counts are below 65,536
 _WORD = re.compile(r"\w+")
 _LONGEST = 4  # words of an n-gram in BLEU
 
@@ -100,13 +100,10 @@ def retrieval_metrics(
     if pairs.size == 0 or pairs.min() < 0 or (pairs.max(axis=0) >= (len(videos), len(texts))).any():
         raise ValueError(f"pairs: wanted rows (P, 2) of {len(videos)} videos and {len(texts)} texts.")
     both = _Direction(videos, texts, pairs), _Direction(texts, videos, pairs[:, ::-1])
-    # Similarities are computed in float32 unless rounding could decide many of them, or they are huge or tiny.
-    error, spread = both[0].rounding.max() * np.finfo(np.float32).eps, both[0].similarity.std()
-    kind: type[np.floating] = np.float32 if 1e-30 < 100 * error < min(spread, 1e33) else np.float64
     for row in range(0, len(videos), _BLOCK):
         own = both[0].pairs[slice(*both[0].starts[[row, min(row + _BLOCK, len(videos))]])]
         for column in range(0, len(texts), _BLOCK):
-            scores = videos[row : row + _BLOCK].astype(kind) @ texts[column : column + _BLOCK].astype(kind).T
+            scores = videos[row : row + _BLOCK] @ texts[column : column + _BLOCK].T
             inside = own[own[:, 1] // _BLOCK * _BLOCK == column] - (row, column)
             scores[tuple(inside.T)] = -np.inf
             for axis, direction in enumerate(both):
@@ -149,35 +146,42 @@ class _Direction:
         self.rounding = (queries.shape[1] + 8) * norms * others.max()
         self.num_wrong = np.zeros(len(pairs), dtype=np.int64)
 
-    def count(self, scores: NDArray[np.floating], axis: int, first: tuple[int, int]) -> None:
+    def count(self, scores: NDArray[Any], axis: int, first: tuple[int, int]) -> None:
         """Count the wrong candidates in one block of similarities.
 
-        Pairs whose order ``scores`` cannot tell because of rounding errors are computed again in float64.
+        Pairs whose order ``scores`` cannot tell because of rounding errors are computed again in float64; if they are
+        more than 1 in 50, all of the block.
 
         Args:
-            scores: float32 or float64 (videos, texts); -inf for positives.
+            scores: float32 (videos, texts); -inf for positives.
             axis: the axis of the queries, 0 or 1.
             first: the indices of the first video and of the first text.
         """
-        starts = self.starts[first[axis] : first[axis] + scores.shape[axis] + 1]
-        rounding = self.rounding[first[axis] : first[axis] + scores.shape[axis]]
-        error = rounding * np.finfo(np.float32).eps * (scores.dtype == np.float32)
-        for level in range(np.diff(starts).max()):
-            rows = np.flatnonzero(np.diff(starts) > level)
-            limit = np.full(len(rounding), np.inf)  # no candidate of a query without such a positive
+        queries = self.queries[first[axis] : first[axis] + scores.shape[axis]]
+        others = self.candidates[first[1 - axis] : first[1 - axis] + scores.shape[1 - axis]]
+        starts = self.starts[first[axis] : first[axis] + len(queries) + 1]
+        rounding = self.rounding[first[axis] : first[axis] + len(queries)]
+        kind = np.finfo(np.float32)
+        error = rounding * kind.eps + queries.shape[1] * kind.smallest_normal  # tiny products may become 0
+        rows, level = np.flatnonzero(np.diff(starts)), 0  # ``level`` positives of each query were compared before
+        while rows.size:
+            own = starts[rows] + level
             # Twice the error, so that equal similarities are equal here, too.
-            limit[rows] = self.similarity[starts[rows] + level] - rounding[rows] * np.finfo(np.float64).eps
-            low, high = (np.expand_dims((limit + off).astype(scores.dtype), 1 - axis) for off in (-error, error))
-            reach = scores >= low
-            exceed = scores > high if error.any() else reach
-            if not reach.any():
-                return  # no candidate reaches a more similar positive either
+            limit = self.similarity[own] - rounding[rows] * np.finfo(np.float64).eps
+            block = scores if rows.size == len(queries) else scores.take(rows, axis)
+            low, high = (np.expand_dims((limit + off[rows]).astype(block.dtype), 1 - axis) for off in (-error, error))
+            reach, exceed = ~(block < low), block >= high  # NaN is computed again
             # Rows are videos; so the queries are columns if axis is 1.
-            query, candidate = np.divmod(np.flatnonzero(reach ^ exceed), scores.shape[1])[:: 1 - 2 * axis]
-            number = np.add.reduce(exceed.view(np.uint8), axis=1 - axis, dtype=np.uint16)
-            self.num_wrong[starts[rows] + level] += number[rows]
-            again = _products(self.queries[first[axis] + query], self.candidates[first[1 - axis] + candidate])
-            np.add.at(self.num_wrong, starts[query] + level, again >= limit[query])
+            query, candidate = np.divmod(np.flatnonzero(reach ^ exceed), block.shape[1])[:: 1 - 2 * axis]
+            if query.size * 50 > block.size:
+                exact = queries.astype(np.float64) @ others.astype(np.float64).T
+                scores, error = np.where(np.isneginf(scores), scores, exact.T if axis else exact), 0 * error
+                continue
+            self.num_wrong[own] += np.add.reduce(exceed.view(np.uint8), axis=1 - axis, dtype=np.uint16)
+            np.add.at(self.num_wrong, own[query], _products(queries[rows[query]], others[candidate]) >= limit[query])
+            level += 1
+            # If no candidate reaches a positive, none reaches a more similar one.
+            rows = rows[reach.any(axis=1 - axis) & (np.diff(starts)[rows] > level)]
 
 
 def _products(left: SingleArray, right: SingleArray) -> FloatArray:

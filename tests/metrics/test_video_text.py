@@ -178,3 +178,21 @@ def test_a_mean_leaves_out_what_is_undefined():
     assert value(measure, 4) == pytest.approx(2 / 3)
     assert value(measure, 4, [[1, 5, 0, 0], [0, 1, 0, 0]]).tolist() == pytest.approx([1.0, math.nan], nan_ok=True)
     assert measure.__name__ == "share"
+
+
+@pytest.mark.parametrize("block", [1, 7, 1024])
+def test_rounding_of_float32_decides_no_rank(block, monkeypatch):
+    """Ranks are those of float64 also where float32 cannot tell similarities apart, or loses them as too small."""
+    monkeypatch.setattr("fvc_lib.metrics.video_text._BLOCK", block)
+    draw = np.random.default_rng(0)
+    texts, noise = draw.standard_normal((9, 5)), draw.standard_normal((30, 5))
+    own = np.arange(30) % 9
+    videos = texts[own] + noise
+    for a, b in ((1 + 1e-6 * videos, 1 + 1e-6 * texts), (1e-23 * videos, 1e-23 * texts)):
+        a, b = a.astype(np.float32), b.astype(np.float32)
+        exact = a.astype(np.float64) @ b.astype(np.float64).T
+        limit = exact[np.arange(30), own] * (1 - 1e-14 * np.sign(exact[np.arange(30), own]))
+        wanted = (exact >= limit[:, None]).sum(axis=1)
+        plain = a @ b.T
+        assert ((plain >= plain[np.arange(30), own][:, None]).sum(axis=1) != wanted).any()
+        assert (retrieval_metrics(a, b, pairs_of(own))["video_to_text"].ranks == wanted).all()
