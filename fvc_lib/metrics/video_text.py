@@ -92,8 +92,8 @@ def retrieval_metrics(
         ks: values of k, from 1, for which recall is wanted.
 
     Raises:
-        ValueError: embeddings are empty, of a wrong shape or not finite, rows of videos and texts differ in length, or
-            ``pairs`` names a missing row.
+        ValueError: embeddings are empty, of a wrong shape, not finite or above 1e15, rows of videos and texts differ in
+            length, or ``pairs`` names a missing row.
     """
     videos, texts = _rows(video_embeddings, "video_embeddings"), _rows(text_embeddings, "text_embeddings")
     pairs = np.unique(np.asarray(pairs, dtype=np.int64), axis=0)
@@ -114,8 +114,8 @@ def retrieval_metrics(
 def _rows(embeddings: Any, name: str) -> SingleArray:
     on_cpu = embeddings.detach().float().cpu() if hasattr(embeddings, "detach") else embeddings  # a torch tensor
     rows = np.asarray(on_cpu, dtype=np.float32)
-    if rows.ndim != 2 or not rows.size or not np.isfinite((rows.min(), rows.max())).all():
-        raise ValueError(f"{name}: got shape {rows.shape}, wanted finite numbers (rows, dimensions), none of them 0.")
+    if rows.ndim != 2 or not rows.size or not max(rows.max(), -rows.min()) <= 1e15:  # else a float32 could overflow
+        raise ValueError(f"{name}: got shape {rows.shape}, wanted (rows, dimensions), not 0, of numbers up to 1e15.")
     return rows
 
 
@@ -170,7 +170,7 @@ class _Direction:
             limit = self.similarity[own] - rounding[rows] * np.finfo(np.float64).eps
             block = scores if rows.size == len(queries) else scores.take(rows, axis)
             low, high = (np.expand_dims((limit + off[rows]).astype(block.dtype), 1 - axis) for off in (-error, error))
-            reach, exceed = ~(block < low), block >= high  # NaN is computed again
+            reach, exceed = block >= low, block >= high
             # Rows are videos; so the queries are columns if axis is 1.
             query, candidate = np.divmod(np.flatnonzero(reach ^ exceed), block.shape[1])[:: 1 - 2 * axis]
             if query.size * 50 > block.size:

@@ -93,6 +93,7 @@ def test_collapsed_embeddings_come_last_and_not_first() -> None:
     [
         ([[1, 1], [1, np.nan], [1, 1]], np.ones((2, 2)), [[0, 1]], "video_embeddings"),
         (np.ones((3, 2)), np.full((2, 2), -np.inf), [[0, 1]], "text_embeddings"),
+        (np.ones((3, 2)), np.full((2, 2), -1e20), [[0, 1]], "up to 1e15"),
         (np.ones((3, 0)), np.ones((2, 0)), [[0, 1]], r"video_embeddings: got shape \(3, 0\)"),
         (np.ones((3, 2)), np.ones((2, 4)), [[0, 1]], "mismatch in its core dimension"),
         (np.ones((3, 2)), np.ones((2, 2)), [[0, 2]], "3 videos and 2 texts"),
